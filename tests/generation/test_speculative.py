@@ -9,7 +9,6 @@ import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_mutations import planted
 
 import konigsberg
 from nanoeuler_lib.config import ModelConfig
@@ -22,14 +21,6 @@ from nanoeuler_lib.text.tokenizer import END_OF_TEXT
 from nanoeuler_lib.training.checkpoint import load_pretrained
 
 TINY = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=6, vocab_size=3, predict=3, ffn=5)
-OPTIONS = [
-    {},
-    {"temperature": 0.6},
-    {"top_k": 2},
-    {"top_p": 0.7},
-    {"temperature": 1.7, "min_p": 0.4},
-    {"temperature": 0},
-]
 
 
 def tokens_of(model, ids, rng, count, **options):
@@ -41,7 +32,12 @@ def tokens_of(model, ids, rng, count, **options):
             return found[:count], passes
 
 
-HALF = SimpleNamespace(random=lambda: 0.5)  # for greedy decoding, which decides nothing by chance
+def number(value):
+    """A generator whose next random number is this one."""
+    return SimpleNamespace(random=lambda: value)
+
+
+HALF = number(0.5)  # for greedy decoding, which decides nothing by chance
 
 
 # The distribution, exactly: every random choice is followed both (all) ways, with its probability.
@@ -104,81 +100,34 @@ def expected_outcomes(model, ids, count, context, **options):
     return found
 
 
-def check_exact(model, options, propose=2, count=3, ids=(1, 2)):
-    found = all_outcomes(model, list(ids), count, propose=propose, **options)
-    expected = expected_outcomes(model, list(ids), count, 6, **options)
+def model_of(vocab_size=3):
+    config = replace(TINY, vocab_size=vocab_size)
+    return GPT(config, oracles.random_parameters(config, 5, std=0.7))
+
+
+def check_exact(options, propose=2, vocab_size=3, count=3):
+    model = model_of(vocab_size)
+    found = all_outcomes(model, [1, vocab_size - 1], count, propose=propose, **options)
+    expected = expected_outcomes(model, [1, vocab_size - 1], count, 6, **options)
     for tokens in found | expected:
         assert abs(found.get(tokens, 0) - expected.get(tokens, 0)) < 1e-12, tokens
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"temperature": 0.6}, {"top_k": 2}, {"top_p": 0.7}, {"temperature": 1.7, "min_p": 0.4}, {"temperature": 0}],
+    ids=str,
+)
 @pytest.mark.parametrize("propose", [0, 1, 2])
 def test_distribution_is_that_of_head_0(options, propose):
-    check_exact(GPT(TINY, oracles.random_parameters(TINY, 5, std=0.7)), options, propose)
+    check_exact(options, propose)
 
 
 def test_distribution_over_several_rounds():
-    config = replace(TINY, vocab_size=2)
-    check_exact(GPT(config, oracles.random_parameters(config, 6, std=0.7)), {}, ids=[1], count=4)
-
-
-MUTATIONS = {
-    "redrawn from p": ("accept_or_redraw", "np.maximum(p - q, 0)", "p"),
-    "redrawn from the other side": ("accept_or_redraw", "np.maximum(p - q, 0)", "np.maximum(q - p, 0)"),
-    "accepted by p alone": ("accept_or_redraw", "rng.random() * q[token]", "rng.random()"),
-    "always accepted": ("accept_or_redraw", "rng.random() * q[token] < p[token]", "True"),
-    "refused guesses stay in the cache": ("speculate", "len(guesses) - (len(new) - 1)", "0"),
-    "one guess too many forgotten": ("speculate", "(len(new) - 1)", "len(new)"),
-    "p from the row before": ("speculate", "zip(places, guesses, qs)", "zip([places[0]] * 3, guesses, qs)"),
-    "goes on behind a refused guess": ("speculate", "break\n        else", "pass\n        else"),
-    "drawn from another q": (
-        "speculate", "guesses.append(pick(*qs[-1], rng))", "guesses.append(pick(*filtered_probs(logits[:size]), rng))",
-    ),
-    "p without the options": (
-        "speculate", "p = filtered_probs(decoder.logits(place)[:size], **options)",
-        "p = filtered_probs(decoder.logits(place))",
-    ),
-    "a single token is drawn as well": ("speculate", "len(p[0]) == 1", "len(p[0]) <= 2"),
-}  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("where, old, new", MUTATIONS.values(), ids=MUTATIONS)
-def test_the_tree_finds_planted_bugs(where, old, new):
-    with planted(f"generation.generate.{where}", (old, new)), pytest.raises((AssertionError, NanoEulerError)):
-        check_exact(GPT(TINY, oracles.random_parameters(TINY, 5, std=0.7)), {"temperature": 0.6, "top_k": 2})
+    check_exact({}, vocab_size=2, count=4)
 
 
 # One proposal.
-
-
-@settings(max_examples=50)
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=6), st.integers(0, 9))
-def test_accept_or_redraw_draws_from_p(counts, seed):
-    """Summed over all proposals, and all draws that may follow; zeros in p and in q are allowed."""
-    p, q = (np.array(x) + np.eye(len(counts))[seed % len(counts)] for x in zip(*counts))
-    p, q = p / p.sum(), q / q.sum()
-    found = np.zeros(len(p))
-    for token in np.flatnonzero(q):
-        limit = min(1.0, p[token] / q[token])
-        for accepted, weight in ((True, limit), (False, 1 - limit)):
-            if weight == 0:
-                continue
-            tree = Tree([0 if accepted else 1])
-            tree.limit = limit
-            with pytest.MonkeyPatch.context() as patch:
-                probs = []
-                patch.setattr(generate, "pick", lambda t, w, _, probs=probs: probs.extend(zip(t, w)) or -1)
-                first = accept_or_redraw(p, q, int(token), tree)
-            assert bool(first == token) is accepted
-            for other, share in probs or [(token, 1.0)]:
-                found[other] += q[token] * weight * share
-    assert np.abs(found - p).max() < 1e-12
-
-
-def number(value):
-    """A generator whose next random number is this one."""
-    return SimpleNamespace(random=lambda: value)
 
 
 def test_equal_distributions_but_for_rounding():
@@ -194,28 +143,12 @@ def test_pick_takes_the_token_on_whose_piece_the_number_falls():
     assert pick(tokens, np.array([0.3, 0.3, 0.4 - 1e-9]), number(1 - 1e-12)) == 9
 
 
-def test_three_tokens_have_the_right_frequencies():
-    """With real random numbers: chi-square at one in a million."""
-    model, rng, n = GPT(TINY, oracles.random_parameters(TINY, 5, std=0.7)), np.random.default_rng(0), 1000
-    expected = expected_outcomes(model, [1, 2], 3, 6, temperature=4)
-    drawn = [tuple(tokens_of(model, [1, 2], rng, 3, propose=2, temperature=4)[0]) for _ in range(n)]
-    counts = np.array([[drawn.count(pair), n * p] for pair, p in expected.items() if n * p > 5])
-    chi_square = ((counts[:, 0] - counts[:, 1]) ** 2 / counts[:, 1]).sum()
-    assert len(counts) > 10 and chi_square < len(counts) + 7 * (2 * len(counts)) ** 0.5 + 10
-
-
 # Greedy: the same text, from the shipped model, whose later heads are often right.
 
 
 @pytest.fixture(scope="module")
 def shipped():
     return load_pretrained()
-
-
-def as_type(model, dtype):
-    params = Parameters(model.config, dtype)
-    params.flat[...] = model.params.flat
-    return GPT(model.config, params)
 
 
 def prompts(tokenizer, count):
@@ -226,30 +159,19 @@ def prompts(tokenizer, count):
         yield [end, *(int(i) for i in ids[: rng.integers(0, min(40, len(ids)))])]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_greedy_tokens_are_the_same_in_fewer_passes(shipped, dtype):
-    """In float32 the two may part where the model calls both tokens equally likely to within rounding."""
-    model, tokenizer = as_type(shipped[0], dtype), shipped[1]
-    passes, parted = [0, 0], 0
-    for ids in prompts(tokenizer, 50):
-        plain, p = tokens_of(model, ids, HALF, 12, temperature=0)
-        fast, q = tokens_of(model, ids, HALF, 12, temperature=0, propose=3)
+def test_greedy_tokens_are_the_same_in_fewer_passes(shipped):
+    """In float64, which decides between any two tokens; also where the context is full and its later half is read."""
+    params = Parameters(shipped[0].config, np.float64)
+    params.flat[...] = shipped[0].params.flat
+    model, passes = GPT(shipped[0].config, params), [0, 0]
+    for number, ids in enumerate(prompts(shipped[1], 30)):
+        count = 220 if number == 0 else 12
+        plain, p = tokens_of(model, ids, HALF, count, temperature=0)
+        fast, q = tokens_of(model, ids, HALF, count, temperature=0, propose=3)
         passes[0] += p
         passes[1] += q
-        if plain != fast:
-            parted += 1
-            at = next(i for i, (a, b) in enumerate(zip(plain, fast)) if a != b)
-            logits = model.logits(np.array([[*ids, *plain[:at]][-128:]]))[0, -1]
-            assert abs(logits[plain[at]] - logits[fast[at]]) < 1e-3
-    assert parted <= (1 if dtype == np.float32 else 0)
-    assert passes[0] == 50 * 12 and passes[1] < 0.7 * passes[0]
-
-
-@pytest.mark.parametrize("propose", [1, 2, 3])
-def test_goes_on_with_the_later_half_as_without_proposals(shipped, propose):
-    model, ids = as_type(shipped[0], np.float64), next(prompts(shipped[1], 1))
-    plain, fast = (tokens_of(model, ids, HALF, 220, temperature=0, propose=n)[0] for n in (0, propose))
-    assert fast == plain
+        assert fast == plain
+    assert passes[0] == 220 + 29 * 12 and passes[1] < 0.7 * passes[0]
 
 
 # The loop around it: context, ends, sizes.
@@ -301,8 +223,7 @@ def test_no_proposal_behind_the_end(monkeypatch):
 
 
 def test_ids_without_a_token_are_not_drawn():
-    model = GPT(TINY, oracles.random_parameters(TINY, 5, std=0.7))
-    found, _ = tokens_of(model, [1], np.random.default_rng(0), 300, propose=2, size=2, temperature=2)
+    found, _ = tokens_of(model_of(), [1], np.random.default_rng(0), 300, propose=2, size=2, temperature=2)
     assert set(found) == {0, 1}
 
 
@@ -325,9 +246,8 @@ def test_what_speculation_refuses(heads, propose, options, message):
 
 def test_stream_yields_whole_characters_to_the_end(shipped):
     model, tokenizer = shipped
-    for seed in range(3):
-        text = "".join(pieces := list(stream(model, tokenizer, "Käthe", 200, seed=seed, propose=3)))
-        assert all(pieces) and "\ufffd" not in text and END_OF_TEXT not in text
+    text = "".join(pieces := list(stream(model, tokenizer, "Käthe", 300, propose=3)))
+    assert all(pieces) and "\ufffd" not in text and END_OF_TEXT not in text
     greedy = [generate.generate(model, tokenizer, "Murr", 60, temperature=0, propose=n) for n in range(4)]
     assert len(set(greedy)) == 1
     assert generate.generate(model, tokenizer, "Murr", 0, propose=3) == ""

@@ -6,8 +6,6 @@ from dataclasses import replace
 import numpy as np
 import oracles
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from test_gpt2 import ODD as ODD_GPT2
 from test_settings import ODD
 
@@ -96,39 +94,6 @@ def test_pieces_of_any_size(case):
     oracles.close(decoder.feed_all(tokens), expected[:, 0], rtol, "feed_all")
     decoder.length = T // 2
     oracles.close(decoder.feed(tokens[T // 2 :]), expected[-1, 0], rtol, "feed, after half was forgotten")
-
-
-@settings(max_examples=25)
-@given(
-    st.tuples(st.integers(1, 3), st.integers(1, 3), st.sampled_from([2, 4, 6]), st.integers(1, 16)),
-    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=8),
-    st.integers(0, 99),
-)
-def test_forgetting_at_any_size(shape, moves, seed):
-    """Whatever was fed and forgotten before, the logits are those of the tokens that are left."""
-    groups, repeat, width, context = shape
-    config = ModelConfig(groups * repeat * width, groups * repeat, groups, 2, context, 11, predict=2, ffn=5)
-    rng, model = np.random.default_rng(seed), GPT(config, oracles.random_parameters(config, seed))
-    decoder, kept = model.decoder(), []
-    for count, forget in moves:
-        more = rng.integers(0, 11, min(count, context - len(kept)))
-        if len(more) == 0:
-            break
-        kept += more.tolist()
-        oracles.close(decoder.feed(more), model.logits(np.array([kept]))[0, -1], 1e-12)
-        kept = kept[: max(0, len(kept) - forget)]
-        decoder.length = len(kept)
-
-
-def test_float32():
-    config = replace(ODD["one"], norm_eps=1e-5)
-    model = GPT(config, oracles.random_parameters(config, 0, std=0.1, dtype=np.float32))
-    tokens = np.arange(11) * 5 % 7
-    for cuts in ([11], range(1, 12)):
-        decoder = model.decoder()
-        *_, logits = (decoder.feed(tokens[start:end]) for start, end in zip([0, *cuts], cuts))
-        assert logits.dtype == np.float32
-        oracles.close(logits, model.logits(tokens[None])[0, -1], 1e-4)
 
 
 def test_a_token_allocates_little():

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import oracles
@@ -32,10 +33,6 @@ def test_small_weights_are_right_in_norm():
     assert all(row.norm_rel <= 1e-6 for row in check_model(SMALLER, std=0.02, time=5))
 
 
-def test_what_nanoeuler_check_takes_apart():
-    assert (CHECK_CONFIG.heads, CHECK_CONFIG.kv_heads, CHECK_CONFIG.predict) == (4, 2, 4)
-
-
 @pytest.mark.parametrize("version", ["cpu", "plain"])
 @pytest.mark.parametrize("config", [SMALLER, oracles.TINY_GPT2])
 def test_no_valid_target_means_no_gradient(config, version):
@@ -45,14 +42,16 @@ def test_no_valid_target_means_no_gradient(config, version):
     assert loss == 0 and not grads.flat.any()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", oracles.layer_pairs())
-def test_a_layer_changes_nothing_that_it_is_given(name):
+def test_a_layer_keeps_the_dtype_and_changes_nothing_that_it_is_given(name, dtype):
     """Neither its inputs, nor what was saved, nor the incoming gradient: a second backward pass gives the same."""
-    forward, backward, inputs = oracles.layer_pairs()[name]
+    forward, backward, inputs = oracles.layer_pairs(dtype=dtype)[name]
     given = copy.deepcopy(inputs)
     y, saved = forward(*inputs.values())
-    kept, dy = copy.deepcopy(saved), np.random.default_rng(1).standard_normal(np.shape(y))
+    kept, dy = copy.deepcopy(saved), np.random.default_rng(1).standard_normal(y.shape).astype(dtype)
     before, found = dy.copy(), [copy.deepcopy(backward(dy, saved)) for _ in range(2)]
+    assert {array.dtype for array in (y, *arrays(found[0]))} == {np.dtype(dtype)}
     for one, other in ((dy, before), (saved, kept), found, *zip(inputs.values(), given.values())):
         for pair in zip(arrays(one), arrays(other), strict=True):
             assert np.array_equal(*pair)
@@ -124,18 +123,12 @@ def dv_off_by_its_mean(dy, saved):
 # Mistakes that would vanish if all gains, all weights of the heads, or both sequences were equal.
 WRONG_IN_THE_MODEL = {
     "a gain used in reverse": dict(rmsnorm_backward=gain_in_reverse),
-    "masked targets count": dict(
-        cross_entropy_backward=lambda d, saved: R.cross_entropy_backward(d, (*saved[:2], np.ones_like(saved[2])))
-    ),
     "every head counts as the first": dict(
         cross_entropy_backward=lambda d, saved: R.cross_entropy_backward(np.broadcast_to(d[:, :1], d.shape), saved)
     ),
     "a small term too many": dict(attention_backward=dv_off_by_its_mean),
     "the first sequence's tokens": dict(
         embed_backward=lambda dx, saved: R.embed_backward(dx, (np.resize(saved[0][:1], saved[0].shape), saved[1]))
-    ),
-    "angles of the position before": dict(
-        rope_backward=lambda dy, saved: R.rope_backward(dy, tuple(np.roll(x, 1, axis=0) for x in saved))
     ),
 }
 
@@ -149,27 +142,20 @@ def test_the_model_check_finds(name):
 
 def test_check_batch_is_drawn_from_the_seed():
     """Tokens and targets of the whole vocabulary, about the share asked for masked; another seed is another batch."""
-    batches = [gradcheck.check_batch(CHECK_CONFIG, 40, 8, seed) for seed in (3, 3, 4)]
-    tokens, targets = batches[0]
+    tokens, targets = gradcheck.check_batch(CHECK_CONFIG, 40, 8, 3)
     assert set(tokens.ravel()) == set(range(11)) and set(targets.ravel()) == set(range(-1, 11))
     assert (targets == -1).mean() == pytest.approx(0.2, abs=0.04)
     assert (gradcheck.check_batch(CHECK_CONFIG, 40, 8, 3, 0.5)[1] == -1).mean() == pytest.approx(0.5, abs=0.05)
-    for one, again, other in zip(*batches):
-        assert np.array_equal(one, again) and not np.array_equal(one, other)
+    assert np.array_equal(targets, gradcheck.check_batch(CHECK_CONFIG, 40, 8, 3)[1])
+    assert not np.array_equal(targets, gradcheck.check_batch(CHECK_CONFIG, 40, 8, 4)[1])
 
 
 # The difference quotient.
 
 
-@pytest.mark.parametrize(
-    "f, slope",
-    [
-        (np.sin, np.cos),
-        (lambda x: np.exp(0.5 * x), lambda x: 0.5 * np.exp(0.5 * x)),
-        (np.prod, lambda x: x.prod() / x),
-        (lambda x: 7.0, np.zeros_like),
-    ],
-)
+@pytest.mark.parametrize("f, slope", [
+    (np.sin, np.cos), (np.prod, lambda x: x.prod() / x), (lambda x: 7.0, np.zeros_like),
+])  # fmt: skip
 @pytest.mark.parametrize("shape", [(3, 2, 2), ()])
 def test_quotient_meets_known_slopes(f, slope, shape):
     x = np.array(np.random.default_rng(0).standard_normal(shape))
@@ -200,18 +186,10 @@ def test_quotient_puts_x_back_and_refuses_float32():
 # Rows and their table.
 
 
-@pytest.mark.parametrize(
-    "off, ok",
-    [
-        ([0, 0, 0, 0], True),
-        ([5e-7, 0, 0, 0], True),
-        ([5e-6, 0, 0, 0], False),
-        ([0, 0, 5e-13, 0], True),
-        ([0, 0, 2e-12, 0], False),  # a zero must be met to 1e-12
-        ([0, np.nan, 0, 0], False),
-        ([0, np.inf, 0, 0], False),
-    ],
-)
+@pytest.mark.parametrize("off, ok", [
+    ([5e-7, 0, 0, 0], True), ([5e-6, 0, 0, 0], False), ([0, np.nan, 0, 0], False), ([0, np.inf, 0, 0], False),
+    ([0, 0, 5e-13, 0], True), ([0, 0, 2e-12, 0], False),  # a zero must be met to 1e-12
+])  # fmt: skip
 def test_comparison(off, ok):
     n = np.array([1.0, -2.0, 0.0, 1e-13])
     assert compare("x", n + off, n).ok is compare("x", n, n + off).ok is ok
@@ -222,18 +200,12 @@ def test_comparison(off, ok):
 def test_a_row_says_how_far():
     """Each figure of a row is what its docstring says, for errors that differ in size from element to element."""
     n = np.array([[1.0, -2.0], [4.0, 0.0]])
-    a = n + np.array([[1e-3, 0.0], [-8e-3, 1e-5]])
-    row = compare("w", a, n)
-    assert row.name == "w" and row.shape == (2, 2)
-    assert row.max_abs == pytest.approx(8e-3, rel=1e-9) and row.max_rel == pytest.approx(1.0)
-    assert row.norm_rel == pytest.approx(np.sqrt(1e-6 + 64e-6 + 1e-10) / np.sqrt(21), rel=1e-9)
-    assert row.worst == pytest.approx(1e-5 / (1e-6 * 1e-5 + 1e-12), rel=1e-6)  # where nothing should be
-    loose = compare("w", a, n, rtol=1e-2, atol=1e-3)
-    assert loose.worst == pytest.approx(max(8e-3 / (4e-2 + 1e-3), 1e-3 / (1.001e-2 + 1e-3)), rel=1e-6) and loose.ok
+    row = compare("w", n + [[1e-3, 0.0], [-8e-3, 1e-5]], n)
+    figures = [8e-3, 1.0, np.sqrt((1e-6 + 64e-6 + 1e-10) / 21), 1e-5 / (1e-11 + 1e-12)]  # worst where 0 is expected
+    assert [row.max_abs, row.max_rel, row.norm_rel, row.worst] == pytest.approx(figures, rel=1e-9)
+    assert compare("w", n + [[1e-3, 0.0], [-8e-3, 1e-5]], n, rtol=1e-2, atol=1e-3).ok
     assert compare("w", np.zeros((0, 3)), np.zeros((0, 3))).max_abs == 0
-    assert compare("w", 0.5 * n, n).max_rel == pytest.approx(0.5)
-    zero = compare("w", np.zeros(2), np.zeros(2))
-    assert zero.ok and zero.norm_rel == 0 and compare("w", np.ones(2), np.zeros(2)).norm_rel == np.inf
+    assert compare("w", np.zeros(2), np.zeros(2)).norm_rel == 0 and compare("w", n, 0 * n).norm_rel == np.inf
 
 
 def test_table_names_what_is_wrong():
@@ -250,30 +222,26 @@ def test_the_engine_is_compared_with_float64_and_beside_float32():
     """What is placed is the model in float32, on a batch with an odd number of positions, some without a target."""
     asked = []
 
-    class Exact:
-        def __init__(self, model):
-            self.model = model
-
-        def loss_and_gradients(self, *pair):
-            asked.append((self.model, *pair))
-            loss, grads = self.model.loss_and_gradients(*pair)
+    def exact(model):
+        def loss_and_gradients(*pair):
+            asked.append((model, *pair))
+            loss, grads = model.loss_and_gradients(*pair)
             grads["norm_final"][...] *= 1.5
             return loss, grads
 
-    rows = gradcheck.check_engine(Exact, "float32", seed=3)
+        return SimpleNamespace(loss_and_gradients=loss_and_gradients)
+
+    rows = gradcheck.check_engine(exact, "float32", seed=3)
     ((model, tokens, targets),) = asked
-    config = gradcheck.ENGINE_CONFIG
-    assert model.dtype == np.float32 and model.config == config and tokens.shape[1] % 2
-    assert (targets == -1).any()
-    double, single = (GPT(config, gradcheck.init(config, 3, 0.2, dtype)) for dtype in (np.float64, np.float32))
+    assert model.dtype == np.float32 and tokens.shape[1] % 2 and (targets == -1).any()
+    double, single = (GPT(model.config, gradcheck.init(model.config, 3, 0.2, t)) for t in (np.float64, np.float32))
     assert np.array_equal(model.params.flat, single.params.flat)
     truth, rounded = (one.loss_and_gradients(tokens, targets)[1] for one in (double, single))
     assert [row.name for row, _, _ in rows] == list(truth)
     for row, own, allowed in rows:
         g = truth[row.name]
-        off = np.linalg.norm((rounded[row.name] - g).ravel()) / np.linalg.norm(g.ravel())
-        assert own == pytest.approx(off, rel=1e-3) and 0 < own < 1e-5
-        assert allowed == max(1e-6, 2 * own) and row.shape == g.shape
+        assert own == pytest.approx(np.linalg.norm(rounded[row.name] - g) / np.linalg.norm(g), rel=1e-3)
+        assert 0 < own < 1e-5 and allowed == max(1e-6, 2 * own)
         assert row.norm_rel == pytest.approx(0.5 if row.name == "norm_final" else own, rel=1e-3)
     for precision, allowed in (("tf32", 0.01), ("bfloat16", 0.08)):
-        assert {row[2] for row in gradcheck.check_engine(Exact, precision)} == {allowed}
+        assert {row[2] for row in gradcheck.check_engine(exact, precision)} == {allowed}

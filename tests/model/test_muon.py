@@ -4,7 +4,6 @@ import numpy as np
 import oracles
 import pytest
 
-from nanoeuler_lib import ops
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.model.optim import AdamW, Muon, optimizer_of
 from nanoeuler_lib.ops import cpu, reference
@@ -36,20 +35,6 @@ def test_only_the_direction_of_a_gradient_counts(form):
         assert np.abs(tiny).max() < 1e-3
         assert not schulz(np.zeros((5, 3), np.float32)).any(), "no gradient, no direction"
         oracles.close(schulz(one_direction), oracles.orthogonalised(one_direction), 1e-9)
-
-
-@pytest.mark.parametrize("version", ["cpu", "plain"])
-@pytest.mark.parametrize("widths", [None, [3, 1, 8]], ids=str)
-def test_a_step_reads_the_gradient_and_moves_matrices_side_by_side_alone(version, widths):
-    p, m, g = np.random.default_rng(0).standard_normal((3, 5, 12))
-    expected, u, kept = p.copy(), g + 0.9 * (0.9 * m + g), g.copy()
-    for part in np.split(np.arange(12), np.cumsum(widths or [12])[:-1]):
-        move = 0.2 * max(5, len(part)) ** 0.5 * oracles.orthogonalised(u[:, part])
-        expected[:, part] -= 0.3 * (move + 0.2 * expected[:, part])
-    with ops.use(version):
-        ops.active().muon(p, g, m, 0.3, 0.9, 0.2, widths)
-    oracles.close(p, expected, 1e-11, "p")
-    assert np.array_equal(g, kept)
 
 
 def test_the_optimiser_that_is_named():

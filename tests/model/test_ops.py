@@ -30,21 +30,20 @@ from nanoeuler_lib.ops import cpu, plain, reference
         (preset("small", layers=2), 2, 127, 0.02, np.float64, 1e-12),
         (preset("small", layers=1), 3, 127, 0.02, np.float32, 1e-4),
     ],
-    ids=["tiny, float32", "small", "small, float32"],
 )
 def test_fast_is_plain(config, batch, time, std, dtype, rtol):
     oracles.check_equality(config, batch, time, std=std, dtype=dtype, rtol=rtol)
 
 
 @st.composite
-def cases(draw, layers=3, repeat=3):
+def cases(draw):
     kv_heads = draw(st.integers(1, 3))
-    heads = kv_heads * draw(st.integers(1, repeat))
+    heads = kv_heads * draw(st.integers(1, 3))
     config = ModelConfig(
         dim=heads * draw(st.sampled_from([2, 4, 6, 8])),
         heads=heads,
         kv_heads=kv_heads,
-        layers=draw(st.integers(1, layers)),
+        layers=draw(st.integers(1, 3)),
         context=9,
         vocab_size=draw(st.integers(1, 12)),
         predict=draw(st.integers(1, 4)),
@@ -54,50 +53,12 @@ def cases(draw, layers=3, repeat=3):
 
 
 # Weights of deviation 2 make sums whose terms cancel: of 5,000 models the worst was 3e-11 apart.
-ANY_SIZE = 1e-9
-
-
-@settings(max_examples=60)
-@given(cases(), st.booleans(), st.sampled_from([0.02, 0.3, 2.0]))
-def test_equal_at_any_size(case, accumulate, std):
-    oracles.check_equality(*case, accumulate=accumulate, std=std, rtol=ANY_SIZE)
-
-
-@settings(max_examples=15)
-@given(cases())
-def test_forward_is_the_formula_at_any_size(case):
-    for version in ("cpu", "plain"):
-        oracles.check_forward(version, *case)
-
-
-@settings(max_examples=10)
-@given(cases(layers=1, repeat=2), st.sampled_from(["cpu", "plain"]), st.sets(st.integers(0, 3)))
-def test_gradients_are_difference_quotients_at_any_size(case, version, silent):
-    """A fifth of the targets is masked, and all those of the silent heads."""
-    targets = check_batch(*case)[1]
-    targets[..., [head for head in silent if head < targets.shape[2]]] = -1
-    oracles.check_gradients(version, *case, targets=targets, elements=2)
-
-
-@settings(max_examples=30)
-@given(cases(), st.booleans(), st.integers(1, 5), st.integers(1, 5), st.sampled_from([0.3, 2.0]))
-def test_equal_in_blocks_of_any_size(case, accumulate, block, rows, std):
+@settings(max_examples=80)
+@given(cases(), st.booleans(), st.sampled_from([0.02, 0.3, 2.0]), *[st.sampled_from([1, 2, 3, 4, 5, 64])] * 2)
+def test_equal_at_any_size(case, accumulate, std, block, rows):
     """Rows of scores, and of SwiGLU, in blocks that do and do not divide their number."""
     with patch.object(cpu, "BLOCK", block), patch.object(cpu, "ROWS", rows):
-        oracles.check_equality(*case, accumulate=accumulate, std=std, rtol=ANY_SIZE)
-
-
-@pytest.mark.parametrize("block, time, share", [(64, 128, 0.75), (32, 128, 0.625), (4, 9, 1), (4, 1, 1)])
-def test_blocks_of_scores_skip_the_future(block, time, share):
-    """Every pair that may be seen is there, each once, and less than 3/4 of all pairs at two blocks, 5/8 at four."""
-    with patch.object(cpu, "BLOCK", block):
-        probs = np.arange(6 * sum((b.stop - b.start) * b.stop for b in cpu.row_blocks(time)))
-        blocks = cpu.score_blocks(probs, (3, 2, 1, time, 1))
-    seen = np.zeros((time, time), int)
-    for rows, end, _ in blocks:
-        seen[rows, :end] += 1
-    assert (np.tril(seen) == np.tri(time)).all() and seen.max() == 1 and seen.mean() <= share
-    assert sorted(np.concatenate([part.ravel() for _, _, part in blocks])) == list(probs)
+        oracles.check_equality(*case, accumulate=accumulate, std=std, rtol=1e-9)
 
 
 def composites(version, scratch):
@@ -194,15 +155,6 @@ def test_attention_at_large_scores(version, dtype, size):
     check_attention(version, dtype, np.ones(T), np.select([place % 7 == 0, place % 7 == 1], [size, -size], 1))
 
 
-@settings(max_examples=40)
-@given(
-    st.lists(st.sampled_from([0.0, 20, 39.5, 44, 85, 88, 300, -45, -88, -300]), min_size=1, max_size=T),
-    st.sampled_from(CASES),
-)
-def test_attention_at_any_mixture_of_sizes(levels, case):
-    check_attention(*case, np.array(levels))
-
-
 @pytest.mark.parametrize("version, dtype", CASES)
 @pytest.mark.parametrize("size", SIZES)
 def test_losses_at_large_logits(version, dtype, size):
@@ -254,18 +206,8 @@ def test_use_switches_and_restores():
 
 
 @pytest.mark.parametrize("name", sorted(ops.FUNCTIONS))
-def test_use_switches_whole_layers(name):
-    """A reader's function carries its layer, forward and backward; all others stay fast."""
-    function = ops.FUNCTIONS[name]
-    with ops.use(**{name: lambda *arguments: function(*arguments)}):
-        active = vars(ops.active())
-        for group, needs in ops.ALL_LAYERS.items():
-            for composite in group:
-                assert (active[composite] is getattr(cpu, composite)) == (name not in needs)
-
-
-@pytest.mark.parametrize("name", sorted(set(ops.FUNCTIONS) - {"adamw_step", "muon_step"}))
 def test_readers_function_runs_in_the_model(name):
+    """It carries its layer, forward and backward; all others stay fast."""
     function, calls = ops.FUNCTIONS[name], []
 
     def mine(*arguments):
@@ -278,8 +220,11 @@ def test_readers_function_runs_in_the_model(name):
     tokens, targets = check_batch(model.config, 2, 5, 0)
     expected_loss, expected = model.loss_and_gradients(tokens, targets)
     with ops.use(**{name: mine}):
+        active = vars(ops.active())
+        for group, needs in ops.ALL_LAYERS.items():
+            assert all((active[layer] is getattr(cpu, layer)) == (name not in needs) for layer in group)
         loss, grads = model.loss_and_gradients(tokens, targets)
-    assert calls
+    assert calls or name in ("adamw_step", "muon_step")
     oracles.close(loss, expected_loss, 1e-12)
     oracles.close(grads.flat, expected.flat, 1e-12)
 
@@ -319,15 +264,15 @@ def late(function, fails):
     return my_function
 
 
-def first_of(result, change):
-    """`change` made to the first array of a result."""
-    return (change(result[0]), *result[1:]) if isinstance(result, tuple) else change(result)
+def first_of(change):
+    """What makes `change` to the first array of a result."""
+    return lambda result: (change(result[0]), *result[1:]) if isinstance(result, tuple) else change(result)
 
 
 FAILS = {
     "raises": (lambda result: 1 / 0, "ZeroDivisionError at `return fails(function(*arguments))"),
-    "one row": (lambda result: first_of(result, lambda x: x[..., :1]), "what it returns cannot be used, "),
-    "complex": (lambda result: first_of(result, lambda x: x * 1j), "returned complex128 ["),
+    "one row": (first_of(lambda x: x[..., :1]), "what it returns cannot be used, "),
+    "complex": (first_of(lambda x: x * 1j), "returned complex128 ["),
     "none": (lambda result: None, "what it returns cannot be used, "),
 }
 
@@ -348,9 +293,7 @@ def trained():
 
 
 @pytest.mark.parametrize("fails", FAILS)
-@pytest.mark.parametrize(
-    "name", ["embed_backward", "linear_forward", "rope_backward", "attention_backward", "adamw_step"]
-)
+@pytest.mark.parametrize("name", ["embed_backward", "linear_forward", "attention_backward", "adamw_step"])
 def test_in_a_notebook_the_whole_step_is_taken_again(monkeypatch, capsys, name, fails):
     """The same bits as without the function that failed; what the other functions did is undone as well."""
     change, said = FAILS[fails]
@@ -367,19 +310,14 @@ def test_in_a_notebook_the_whole_step_is_taken_again(monkeypatch, capsys, name, 
 
 
 def test_the_embedding_keeps_rows_and_positions():
-    """A gradient with two loops, as its docstring has the shapes, and lists where arrays are meant."""
+    """As its docstring has the shapes; and a reader may return lists where arrays are meant."""
 
     def backward(dx, saved):
-        tokens, shape = saved
-        dtable = np.zeros(shape)
-        for row, drow in zip(tokens, dx, strict=True):
-            for token, d in zip(row, drow, strict=True):
-                dtable[token] += d
-        return dtable.tolist()
+        assert dx.shape[:2] == saved[0].shape == (2, 5)
+        return reference.embed_backward(dx, saved).tolist()
 
     def forward(tokens, table):
-        B, T = tokens.shape
-        return [[list(table[tokens[b, t]]) for t in range(T)] for b in range(B)], (tokens, table.shape)
+        return table[tokens].tolist(), (tokens, table.shape)
 
     params, pair = oracles.random_parameters(oracles.TINY), check_batch(oracles.TINY, 2, 5, 0)
     loss, grads = GPT(oracles.TINY, params).loss_and_gradients(*pair)
@@ -405,39 +343,15 @@ def test_use_refuses(version, own, message):
     assert ops.active().attention is cpu.attention
 
 
-def test_plain_has_every_composite():
-    names = [name for group in ops.ALL_LAYERS for name in group]
-    assert sorted(names) == sorted(oracles.WRITES)
-    for name in names:
-        code, own = getattr(cpu, name).__code__, getattr(plain.Plain, name).__code__
-        shared = [key for key in code.co_varnames[: code.co_argcount] if key != "block"]
-        assert shared == list(own.co_varnames[1 : own.co_argcount]), name
-
-
 # Memory.
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_buffers_start_at_cache_lines(dtype):
+def test_a_plan_s_buffers_start_at_cache_lines_and_are_counted(dtype):
     plan = Plan(oracles.TINY, 3, 7, dtype)
     for name, buffer in plan.buffers.items():
         assert buffer.ctypes.data % 64 == 0 and buffer.flags.c_contiguous and buffer.dtype == dtype, name
-
-
-def test_plan_counts_its_bytes():
-    plan = Plan(oracles.TINY, 2, 5, np.float64)
     assert plan.nbytes == sum(buffer.nbytes for buffer in plan.buffers.values())
-    assert plan.buffers["layers.1.qkv"] is plan.layers[1].qkv and plan.buffers["dx"] is plan.dx
     for time in (0, 10):
         with pytest.raises(NanoEulerError, match=f"context is 9, got {time} tokens: expected 1 to 9"):
             Plan(oracles.TINY, 2, time)
-
-
-@pytest.mark.parametrize("name", oracles.layer_pairs())
-def test_reference_keeps_the_dtype(name):
-    """float32 in, float32 out: no step of a pure pair computes in double precision on the way."""
-    forward, backward, inputs = oracles.layer_pairs(dtype=np.float32)[name]
-    y, saved = forward(*inputs.values())
-    grads = backward(y, saved)
-    for array in (y, *(grads if isinstance(grads, tuple) else (grads,))):
-        assert array.dtype == np.float32

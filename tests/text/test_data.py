@@ -9,43 +9,35 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from oracles import check_split, check_targets, check_validation_rows, error_of, numbered
+from oracles import error_of, numbered
 
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.text import data
 from nanoeuler_lib.text.data import SEPARATOR
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer, count_words
 
-
-def rows(tokens, time):
-    inputs, targets = data.validation_rows(tokens, time)
-    assert inputs.dtype == targets.dtype == np.int64
-    return inputs.tolist(), targets.tolist()
-
-
-@pytest.mark.parametrize(
-    "count, starts, time, inputs, targets",
-    [
-        (7, None, 3, [[0, 1, 2], [3, 4, 5]], [[1, 2, 3], [4, 5, 6]]),
-        (8, None, 3, [[0, 1, 2], [3, 4, 5], [6, 0, 0]], [[1, 2, 3], [4, 5, 6], [7, -1, -1]]),
-        (2, None, 3, [[0, 0, 0]], [[1, -1, -1]]),
-        (8, [0, 3], 4, [[0, 1, 2, 0], [3, 4, 5, 6]], [[1, 2, 3, -1], [4, 5, 6, 7]]),  # with its closing end of text
-        (9, [0, 3], 4, [[0, 1, 2, 0], [3, 4, 5, 6]], [[1, 2, 3, -1], [4, 5, 6, 7]]),  # the rest is left out
-        (8, [0, 3], 5, [[0, 1, 2, 0, 0], [3, 4, 5, 6, 0]], [[1, 2, 3, -1, -1], [4, 5, 6, 7, -1]]),
-        (5, [0, 4], 3, [[0, 1, 2], [3, 0, 0]], [[1, 2, 3], [4, -1, -1]]),  # none fits: windows
-    ],
-)
-def test_validation_rows(count, starts, time, inputs, targets):
-    assert rows(numbered(count, starts), time) == (inputs, targets)
-
-
-@pytest.mark.parametrize("check", [check_targets, check_validation_rows, check_split])
-def test_rows_and_parts_of_texts(check):
-    check()
+# `check_targets`, `check_validation_rows` and `check_split` of oracles.py, which test_mutations.py runs, say more.
 
 
 def cut(count, starts):
     return replace(numbered(count, starts), cut=True)
+
+
+@pytest.mark.parametrize(
+    "tokens, time, inputs, targets",
+    [
+        (numbered(7), 3, [[0, 1, 2], [3, 4, 5]], [[1, 2, 3], [4, 5, 6]]),
+        (numbered(8), 3, [[0, 1, 2], [3, 4, 5], [6, 0, 0]], [[1, 2, 3], [4, 5, 6], [7, -1, -1]]),
+        (numbered(2), 3, [[0, 0, 0]], [[1, -1, -1]]),
+        (numbered(8, [0, 3]), 4, [[0, 1, 2, 0], [3, 4, 5, 6]], [[1, 2, 3, -1], [4, 5, 6, 7]]),  # with its closing end
+        (numbered(9, [0, 3]), 4, [[0, 1, 2, 0], [3, 4, 5, 6]], [[1, 2, 3, -1], [4, 5, 6, 7]]),  # the rest is left out
+        (numbered(8, [0, 3]), 5, [[0, 1, 2, 0, 0], [3, 4, 5, 6, 0]], [[1, 2, 3, -1, -1], [4, 5, 6, 7, -1]]),
+        (numbered(5, [0, 4]), 3, [[0, 1, 2], [3, 0, 0]], [[1, 2, 3], [4, -1, -1]]),  # none fits: windows
+    ],
+)
+def test_validation_rows(tokens, time, inputs, targets):
+    found = data.validation_rows(tokens, time)
+    assert [x.tolist() for x in found] == [inputs, targets] and found[0].dtype == found[1].dtype == np.int64
 
 
 def test_longer_documents_go_on_in_further_rows():
@@ -57,8 +49,9 @@ def test_longer_documents_go_on_in_further_rows():
     inputs, targets = data.batch(tokens, np.random.default_rng(0), 60, 3, 2)
     assert set(inputs[:, 0].tolist()) == {0, 3, 6, 9, 11, 14, 17, 18}
     assert np.array_equal(targets, inputs[..., None] + [1, 2]), "the last of a piece see what follows"
-    assert rows(tokens, 3)[0][1:4] == [[3, 4, 5], [6, 7, 8], [9, 10, 0]]
-    assert rows(tokens, 3)[1][1:4] == [[4, 5, 6], [7, 8, 9], [10, 11, -1]]
+    inputs, targets = data.validation_rows(tokens, 3)
+    assert inputs[1:4].tolist() == [[3, 4, 5], [6, 7, 8], [9, 10, 0]]
+    assert targets[1:4].tolist() == [[4, 5, 6], [7, 8, 9], [10, 11, -1]]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -79,56 +72,25 @@ def test_every_token_of_a_text_with_longer_documents_is_reached_and_scored_once(
 
 def test_a_batch_is_that_of_its_generator():
     """A run goes on with the same batches: they are drawn from the generator given, a whole number for each row."""
-    for tokens, places in (
-        (numbered(20), np.arange(16)),
-        (numbered(20, [0, 2, 5, 8, 11]), np.array([0, 2, 5, 8, 11])),
-    ):
+    starts = [0, 2, 5, 8, 11]
+    for tokens, places in ((numbered(20), np.arange(16)), (numbered(20, starts), np.array(starts))):
         found, _ = data.batch(tokens, np.random.default_rng(7), 6, 3, 2)
         expected = places[np.random.default_rng(7).integers(0, len(places), 6)]
         assert found[:, 0].tolist() == expected.tolist()
 
 
-def test_a_stream_holds_ids_as_the_tokenizer_gives_them():
-    tokenizer = Tokenizer([(97, 98)], (END_OF_TEXT,))
-    for text in ("abc", SEPARATOR.join(["abc", "d"])):
-        found = data.tokenize(text, tokenizer)
-        assert found.ids.dtype == tokenizer.encode("abc").dtype == np.uint16
-        assert found.lengths.tolist() == tokenizer.token_lengths.tolist() and type(found.bytes) is int
-    assert np.issubdtype(found.starts.dtype, np.integer)
-    assert found.ids.tolist() == [257, 256, 99, 257, 100, 257] and found.starts.tolist() == [0, 3]
-
-
-@pytest.mark.parametrize("around", ["", SEPARATOR, SEPARATOR[1:], SEPARATOR[:-1], SEPARATOR * 2])
-def test_separators_at_the_ends_separate_nothing(around):
-    for text in ("a\n\nb", "\na>\n", f"a>\n{SEPARATOR}b", "<|endoftext|> a <|endoftext|", "\n", "a\n"):
-        before = around if around != SEPARATOR[:-1] else SEPARATOR
-        behind = around if around != SEPARATOR[1:] else SEPARATOR
-        assert data.without_outer_separators(before + text + behind) == text
-    assert data.without_outer_separators(around) in ("", SEPARATOR[:-1] if around == SEPARATOR[:-1] else "")
-
-
-@pytest.mark.parametrize("per_cent", range(1, 100, 2))
-def test_a_cut_within_a_separator_cuts_no_separator(per_cent):
-    """Wherever the cut falls: whole documents on both sides, none lost."""
-    text = SEPARATOR.join(["a" * 9, "b" * 20, "c" * 20])
-    part, valid = data.split_text(text, per_cent / 100)
-    assert part + SEPARATOR + valid == text
-
-
-MARK = END_OF_TEXT
-
-
 @pytest.mark.parametrize(
     "written, read",
     [
-        (f"a\r\nb\r\n{MARK}\r\nc\r\n", f"a\r\nb\n{MARK}\nc\r\n"),
-        (f"{MARK}\r\na\r\n{MARK}", f"{MARK}\na\n{MARK}"),
-        (f"a\r\n{MARK}x\r\nb\rc", f"a\r\n{MARK}x\r\nb\rc"),
-        (f"a\n{MARK}\nb", f"a\n{MARK}\nb"),
-        (f"a\r\r\n{MARK}\r\nb", f"a\r\n{MARK}\nb"),
+        ("a\r\nb\r\nEND\r\nc\r\n", "a\r\nb\nEND\nc\r\n"),
+        ("END\r\na\r\nEND", "END\na\nEND"),
+        ("a\r\nENDx\r\nb\rc", "a\r\nENDx\r\nb\rc"),
+        ("a\nEND\nb", "a\nEND\nb"),
+        ("a\r\r\nEND\r\nb", "a\r\nEND\nb"),
     ],
 )
 def test_line_ends_within_a_document_stay(tmp_path, written, read):
+    written, read = (text.replace("END", END_OF_TEXT) for text in (written, read))
     (tmp_path / "text.txt").write_bytes(written.encode())
     assert data.read_text(tmp_path / "text.txt") == data.read_text(str(tmp_path / "text.txt")) == read
 
@@ -136,11 +98,7 @@ def test_line_ends_within_a_document_stay(tmp_path, written, read):
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 64])
 def test_a_bad_byte_is_told_where_it_stands_in_the_file(tmp_path, size):
     """However the file is cut, within a character too."""
-    for content, place, found in (
-        (b"ab\xc3\xbc\xe2\x82x", 4, "e2"),
-        (b"ab\xc3", 2, "c3"),
-        (b"a\xff", 1, "ff"),
-    ):
+    for content, place, found in ((b"ab\xc3\xbc\xe2\x82x", 4, "e2"), (b"ab\xc3", 2, "c3"), (b"a\xff", 1, "ff")):
         (tmp_path / "text").write_bytes(content)
         with pytest.raises(NanoEulerError, match=f"byte {place} is 0x{found}, expected UTF-8 text"):
             list(data.read_blocks(tmp_path / "text", size))
@@ -226,25 +184,6 @@ def test_words_are_those_of_the_whole_text_wherever_it_is_cut(tmp_path, size):
     assert cuts > 0
 
 
-def test_a_device_is_no_text():
-    """One that has no end would be read for ever."""
-    assert error_of(data.read_text, "/dev/zero") == "/dev/zero: is a device, expected a UTF-8 text file"
-
-
-def test_one_document_is_a_text_without_any():
-    """With a token for its end or without, with separators around it or without; two without that token are one."""
-    with_end, without = Tokenizer([], (END_OF_TEXT,)), Tokenizer([], ())
-    for tokenizer in (with_end, without):
-        for text in ("ab", f"{SEPARATOR}ab{SEPARATOR}"):
-            found = data.tokenize(text, tokenizer)
-            assert found.ids.tolist() == [97, 98] and found.starts is None and found.bytes == 2
-    text = f"a{SEPARATOR}b"
-    found = data.tokenize(text, without)
-    assert bytes(found.ids.tolist()).decode() == text and found.starts is None
-    found = data.tokenize(f"a{SEPARATOR}{SEPARATOR}b", with_end)  # an empty one is none
-    assert found.ids.tolist() == [256, 97, 256, 98, 256] and found.starts.tolist() == [0, 2]
-
-
 def test_a_text_just_long_enough_for_a_row():
     inputs, targets = data.batch(numbered(5), np.random.default_rng(0), 3, 3, 2)
     assert inputs.tolist() == [[0, 1, 2]] * 3 and targets[0].tolist() == [[1, 2], [2, 3], [3, 4]]
@@ -258,9 +197,26 @@ def test_a_text_just_long_enough_for_a_row():
     ([3, 3], 3, True), ([3, 4], 3, False), ([2, 4], 3, True), ([2, 3, 9], 3, True), ([2, 4, 9], 3, False),
 ])  # fmt: skip
 def test_rows_begin_at_documents_when_half_of_them_fit(lengths, time, begins):
-    starts = np.cumsum([0, *lengths])
-    assert data.starts_at_documents(numbered(50, starts), time) is begins
-    assert data.starts_at_documents(numbered(50), time) is False
+    assert data.starts_at_documents(numbered(50, np.cumsum([0, *lengths])), time) is begins
+
+
+@pytest.mark.parametrize("text, with_end, ids, starts", [
+    ("abc", True, [256, 99], None), (f"{SEPARATOR}abc{SEPARATOR}", True, [256, 99], None),  # one has no beginnings
+    ("abc", False, [256, 99], None), (f"{SEPARATOR}abc{SEPARATOR}", False, [256, 99], None),
+    (f"{SEPARATOR[1:]}abc{SEPARATOR[:-1]}", True, [256, 99], None),  # the first and the last line of a file
+    (f"a\n\n{SEPARATOR * 2}", False, [97, 10, 10], None), ("a>\n<|endoftext|", True, [*b"a>\n<|endoftext|"], None),
+    (f"abc{SEPARATOR}d", True, [257, 256, 99, 257, 100, 257], [0, 3]),
+    (f"a{SEPARATOR}{SEPARATOR}b", True, [257, 97, 257, 98, 257], [0, 2]),  # an empty one is none
+    (f"a{SEPARATOR}b", False, [*f"a{SEPARATOR}b".encode()], None),
+])  # fmt: skip
+def test_the_tokens_of_a_text(text, with_end, ids, starts):
+    """As the tokenizer gives them, with the token for the end of text around documents where there is one."""
+    tokenizer = Tokenizer([(97, 98)], (END_OF_TEXT,) if with_end else ())
+    found = data.tokenize(text, tokenizer)
+    assert found.ids.tolist() == ids and found.ids.dtype == tokenizer.encode("abc").dtype == np.uint16
+    assert (found.starts if found.starts is None else found.starts.tolist()) == starts
+    assert found.lengths.tolist() == tokenizer.token_lengths.tolist() and type(found.bytes) is int
+    assert with_end or starts or found.bytes == len(tokenizer.decode_bytes(ids))
 
 
 @pytest.mark.parametrize("text, fraction, part, valid", [
@@ -270,3 +226,10 @@ def test_rows_begin_at_documents_when_half_of_them_fit(lengths, time, begins):
 ])  # fmt: skip
 def test_a_cut_falls_where_the_fraction_says(text, fraction, part, valid):
     assert data.split_text(text, fraction) == (part, valid)
+
+
+def test_a_cut_within_a_separator_cuts_no_separator():
+    """Wherever the cut falls: whole documents on both sides, none lost."""
+    text = SEPARATOR.join(["a" * 9, "b" * 20, "c" * 20])
+    for per_cent in range(1, 100, 2):
+        assert SEPARATOR.join(data.split_text(text, per_cent / 100)) == text

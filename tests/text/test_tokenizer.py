@@ -1,7 +1,6 @@
 """The tokenizer against the plain byte-pair encoding of chapter 01, `regex`, and GPT-2's own ids."""
 
 import json
-import lzma
 import os
 import pickle
 import random
@@ -92,17 +91,6 @@ def test_ascii_text_has_the_same_words_with_either_pattern():
     assert split_words(text) == module._UNICODE_WORDS.findall(text)
 
 
-@settings(max_examples=150)
-@given(tricky_text)
-def test_counting_by_pieces_counts_words(text):
-    text = encodable(text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_BLOCK", 3)
-        assert count_words(text) == Counter(split_words(text))
-    joined = f"{text}<|x|>{text}"
-    assert count_words(joined, ["<|x|>"]) == Counter(split_words(text)) + Counter(split_words(text))
-
-
 # Training
 
 
@@ -115,15 +103,12 @@ def test_counting_by_pieces_counts_words(text):
 @example("ab" + "c" * 9 + "ab", 30)
 def test_training_is_plain_training(text, number):
     text = encodable(text)
-    assert find_merges(count_words(text), number) == bpe.train(text, 256 + number)
-
-
-def test_ties_go_to_the_greater_bytes():
-    assert find_merges({"az": 1, "b": 7, "ba": 1, "baa": 1}, 1) == [(98, 97)]  # twice; all others once
-    assert find_merges({"ab": 2, "ba": 2}, 1) == [(98, 97)]
-    # ("a", "z") is less than ("ab", "a"): "a" is the beginning of "ab"
-    merges = find_merges({"ab": 5, "aba": 2, "az": 2}, 2)
-    assert merges == [(97, 98), (256, 97)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BLOCK", 3)
+        words = count_words(text)
+    assert words == Counter(split_words(text))
+    assert count_words(f"{text}<|x|>{text}", ["<|x|>"]) == words + words
+    assert find_merges(words, number) == bpe.train(text, 256 + number)
 
 
 @needs_data
@@ -138,16 +123,17 @@ def test_training_finds_the_reference_merges():
     assert tokenizer.vocab_size == 500
 
 
-def test_training_gives_at_most_the_merges_that_the_text_has():
-    tokenizer = Tokenizer.train("ab ab", 300)
-    assert tokenizer.token_bytes[256:] == [b"ab", b" ab", END_OF_TEXT.encode()]
-    assert Tokenizer.train("", 300).vocab_size == 257
-
-
-def test_nothing_is_learnt_from_special_tokens():
-    text = f"ab{END_OF_TEXT}ab<|x|>" * 20
-    tokenizer = Tokenizer.train(text, 400, [END_OF_TEXT, "<|x|>"])
-    assert tokenizer.token_bytes[256:] == [b"ab", END_OF_TEXT.encode(), b"<|x|>"]
+@pytest.mark.parametrize(
+    "text, size, special, learnt",
+    [
+        ("ab ab", 300, [END_OF_TEXT], ["ab", " ab"]),  # no more than the text has
+        ("", 300, [END_OF_TEXT], []),
+        (f"ab{END_OF_TEXT}ab<|x|>" * 20, 400, [END_OF_TEXT, "<|x|>"], ["ab"]),  # none from special tokens
+    ],
+)
+def test_what_is_learnt(text, size, special, learnt):
+    tokens = Tokenizer.train(text, size, special).token_bytes[256:]
+    assert [token.decode() for token in tokens] == learnt + special
 
 
 def test_files_texts_and_processes_train_the_same(tmp_path, monkeypatch):
@@ -191,37 +177,16 @@ def every_pair():
     return Tokenizer([(a, b) for a in range(256) for b in range(256)])
 
 
-@pytest.mark.parametrize("text", ["x ab1", "x 12a", "x ab.", "x ..a", "x ab\n", "x ab's", "x ab_", "x aß1", "x ßa—"])
-def test_merges_do_not_cross_the_borders_of_words(every_pair, text):
-    expected = [id for word in split_words(text) for id in every_pair.encode(word).tolist()]
-    assert every_pair.encode(text).tolist() == expected
-
-
-ROUND_TRIP = Tokenizer.train("the thing ßß aa \n\n  <|endoftext|> 漢字", 290)
-
-
 @settings(max_examples=200)
 @given(st.binary(max_size=60) | st.lists(st.sampled_from([b"a", b" ", b"\n", b"\xc3", b"\x9f"])).map(b"".join))
 def test_every_byte_string_round_trips(data):
-    ids = ROUND_TRIP.encode_bytes(data)
-    assert ROUND_TRIP.decode_bytes(ids) == data
-    assert ROUND_TRIP.token_lengths[ids].sum() == len(data)
-
-
-def test_text_round_trips_and_broken_text_is_marked():
-    tokenizer = Tokenizer.train("süß", 260)
-    text = "süß 漢字 🙂\n"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.decode(tokenizer.encode("ß").tolist()[:1]) in ("ß", "�")
-    assert Tokenizer([]).decode([0xC3]) == "�"
-    assert tokenizer.decode([]) == "" and tokenizer.encode("").tolist() == []
-
-
-def test_ids_are_a_new_writable_array():
-    small = Tokenizer([], [])
-    ids = small.encode("ab")
-    ids[0] = 99
-    assert small.encode("ab").tolist() == [97, 98]
+    tokenizer = Tokenizer([(0xC3, 0x9F), (256, 256), (32, 97)], ["<|x|>"])
+    ids = tokenizer.encode_bytes(data)
+    assert tokenizer.decode_bytes(ids) == data
+    assert tokenizer.decode(ids) == data.decode("utf-8", "replace")
+    assert tokenizer.token_lengths[ids].sum() == len(data)
+    ids[...] = 99  # a new array
+    assert tokenizer.decode_bytes(tokenizer.encode_bytes(data)) == data
 
 
 def test_ids_have_the_least_type(every_pair):
@@ -262,29 +227,32 @@ def test_what_is_remembered_is_bounded(monkeypatch):
 # Special tokens
 
 
-def test_special_text_is_ordinary_unless_allowed():
-    tokenizer = Tokenizer.train(f"a{END_OF_TEXT}b" * 5, 300, [END_OF_TEXT, "<|x|>", "<|x|>y"])
-    end, x, xy = (tokenizer.special_tokens[name] for name in (END_OF_TEXT, "<|x|>", "<|x|>y"))
-    assert [end, x, xy] == list(range(tokenizer.vocab_size - 3, tokenizer.vocab_size))
-    text = f"a{END_OF_TEXT}b<|x|>y"
-    for allowed in (frozenset(), [], ()):
-        ids = tokenizer.encode(text, allowed)
-        assert ids.max() < end and tokenizer.decode(ids) == text
-    assert tokenizer.encode(text, "all").tolist() == [97, end, 98, xy]
-    assert tokenizer.encode(text, {END_OF_TEXT}).tolist() == [97, end, *tokenizer.encode("b<|x|>y")]
-    assert tokenizer.encode(text, ["<|x|>"]).tolist() == [*tokenizer.encode(f"a{END_OF_TEXT}b"), x, 121]
-    assert tokenizer.encode(END_OF_TEXT * 2, "all").tolist() == [end, end]
-    assert tokenizer.decode(tokenizer.encode(text, "all")) == text
-    assert tokenizer.token_bytes[end] == END_OF_TEXT.encode()
-    assert tokenizer.token_lengths[[97, end, x, xy]].tolist() == [1, 0, 0, 0]
+SPECIAL = Tokenizer([(97, 97), (32, 32)], [END_OF_TEXT, "<|x|>", "<|x|>y"])  # 258, 259, 260
 
 
-def test_text_beside_a_special_token_is_encoded_as_alone():
-    tokenizer = Tokenizer.train("aa  aa \n\n", 262)
-    end = tokenizer.special_tokens[END_OF_TEXT]
-    for left, right in [("a  ", "  a"), ("\n \n", " a"), ("", "  "), ("a", "a")]:
-        expected = [*tokenizer.encode(left), end, *tokenizer.encode(right)]
-        assert tokenizer.encode(left + END_OF_TEXT + right, "all").tolist() == expected
+@pytest.mark.parametrize(
+    "text, allowed, expected",
+    [
+        (f"a{END_OF_TEXT}b<|x|>y", [], [97, END_OF_TEXT, 98, "<|x|>y"]),
+        (f"a{END_OF_TEXT}b<|x|>y", "all", [97, 258, 98, 260]),
+        (f"a{END_OF_TEXT}b<|x|>y", {END_OF_TEXT}, [97, 258, 98, "<|x|>y"]),
+        (f"a{END_OF_TEXT}b<|x|>y", ["<|x|>"], [97, END_OF_TEXT, 98, 259, "y"]),
+        (END_OF_TEXT * 2, "all", [258, 258]),
+        (f"aa  {END_OF_TEXT}  aa", "all", ["aa  ", 258, "  aa"]),  # what stands beside it is encoded as alone
+        (f"\n \n{END_OF_TEXT} a", "all", ["\n \n", 258, " a"]),
+        (f"{END_OF_TEXT}  ", "all", [258, "  "]),
+    ],
+)
+def test_special_text_is_ordinary_unless_allowed(text, allowed, expected):
+    ids = SPECIAL.encode(text, allowed)
+    assert ids.tolist() == [id for x in expected for id in ([x] if isinstance(x, int) else list(SPECIAL.encode(x)))]
+    assert SPECIAL.decode(ids) == text
+
+
+def test_special_tokens_come_last_and_count_no_bytes():
+    assert SPECIAL.special_tokens == {END_OF_TEXT: 258, "<|x|>": 259, "<|x|>y": 260} and SPECIAL.vocab_size == 261
+    assert SPECIAL.token_bytes[258:] == [END_OF_TEXT.encode(), b"<|x|>", b"<|x|>y"]
+    assert SPECIAL.token_lengths[[97, 256, 258, 260]].tolist() == [1, 2, 0, 0]
 
 
 # Files and processes
@@ -316,8 +284,7 @@ def test_parts_of_a_file_are_encoded_as_the_whole(parts, processes):
 def test_processes_encode_the_same(platform, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(module, "_TASK", 5000)
-    text = f"the thing  and 3 others {END_OF_TEXT} süß\n" * 500
-    path = tmp_path / "text"
+    path, text = tmp_path / "text", f"the thing  and 3 others {END_OF_TEXT} süß\n" * 500
     path.write_text(text, encoding="utf-8")
     tokenizer = Tokenizer.train(text, 280)
     assert len(module._file_tasks([path], tokenizer.special_tokens, 2)) > 3
@@ -326,82 +293,75 @@ def test_processes_encode_the_same(platform, tmp_path, monkeypatch):
     assert ids.tolist() == tokenizer.encode(text, "all").tolist()
 
 
-def test_a_tokenizer_sent_to_a_process_is_the_same():
-    tokenizer = Tokenizer([(255, 254)], ["<|x|>", "<|y|>"], range(255, -1, -1))
-    sent = pickle.loads(pickle.dumps(tokenizer))
-    assert sent.token_bytes == tokenizer.token_bytes and sent.special_tokens == tokenizer.special_tokens
-    assert sent.encode("\0\1<|y|>", "all").tolist() == [256, 258]
-
-
 # Saving and loading
 
 
-def test_a_saved_tokenizer_is_the_same(tmp_path):
-    tokenizer = Tokenizer.train("süß süß aa\n" * 3, 265, [END_OF_TEXT, "<|ü|>"])
-    tokenizer.save(tmp_path / "t.json")
-    loaded = Tokenizer.load(tmp_path / "t.json")
-    assert loaded.token_bytes == tokenizer.token_bytes
-    assert loaded.merges == tokenizer.merges and loaded.special_tokens == tokenizer.special_tokens
-    assert loaded.token_lengths.tolist() == tokenizer.token_lengths.tolist()
-    loaded.save(tmp_path / "again.json")
-    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "t.json").read_bytes()
-    assert len(list(tmp_path.iterdir())) == 2  # nothing temporary stays
+@pytest.mark.parametrize("way", ["file", "process"])
+def test_a_copy_is_the_same(way, tmp_path):
+    tokenizer = Tokenizer([(255, 254), (256, 0)], [END_OF_TEXT, "<|ü|>"], range(255, -1, -1))
+    if way == "file":
+        tokenizer.save(tmp_path / "t.json")
+        copy = Tokenizer.load(tmp_path / "t.json")
+        copy.save(tmp_path / "again.json")
+        assert (tmp_path / "again.json").read_bytes() == (tmp_path / "t.json").read_bytes()
+        assert len(list(tmp_path.iterdir())) == 2  # nothing temporary stays
+    else:
+        copy = pickle.loads(pickle.dumps(tokenizer))
+    for name in ("token_bytes", "merges", "special_tokens"):
+        assert getattr(copy, name) == getattr(tokenizer, name)
+    assert copy.token_lengths.tolist() == tokenizer.token_lengths.tolist()
+    assert copy.encode("\0\1\xff<|ü|>", "all").tolist() == tokenizer.encode("\0\1\xff<|ü|>", "all").tolist()
 
 
-def edited(**changes):
+BAD_FILES = [
+    (b"{", "not JSON"),
+    (b"\xff\xfe{}", "not UTF-8"),
+    (b"[" * 200_000, "not JSON"),
+    (b"[]", "no tokenizer"),
+    ({"format": "other"}, "no tokenizer"),
+    ({"version": ...}, "version is None, expected 1"),
+    ({"version": 2}, "version is 2, expected 1"),
+    ({"merges": ...}, "expected lists of merges"),
+    ({"merges": "ab"}, "expected lists of merges"),
+    ([[97, 98, 99]], "merge 0 is [97, 98, 99], expected two token ids"),
+    ([[97.0, 98]], "merge 0 is [97.0, 98], expected two token ids"),
+    ([[True, 98]], "merge 0 is [True, 98], expected two token ids"),
+    ([[97, 256]], "merge 0 is (97, 256): expected ids made before it, 0 to 255"),
+    ([[97, 98], [300, 99]], "merge 1 is (300, 99): expected ids made before it, 0 to 256"),
+    ([[-1, 98]], "merge 0 is (-1, 98)"),
+    ([[97, 98], [97, 98]], "merge 1 is (97, 98), as merge 0 was"),
+    ([[97, 98], [256, 99], [98, 99], [97, 258]], "leave side by side"),
+    ([[97, 98], [98, 99], [97, 257]], "merge 2 is (97, 257): expected a pair"),
+    ([[97, 97], *([256 + i, 256 + i] for i in range(60))], "bytes in all"),
+    ({"vocab_size": 300}, "is 300, expected 256 + 2 merges + 1 special tokens = 259"),
+    ({"vocab_size": ...}, "vocab_size is None, expected 256 + 2"),
+    ({"byte_order": [0, *range(255)]}, "each of the integers 0 to 255 once"),
+    ({"byte_order": list(range(257))}, "each of the integers 0 to 255 once"),
+    ({"byte_order": ["a"] * 256}, "each of the integers 0 to 255 once"),
+    ({"special_tokens": ["<a>", "<a>"]}, "special token '<a>'"),
+    ({"special_tokens": [""]}, "special token ''"),
+    ({"special_tokens": [3]}, "special token 3"),
+    ({"special_tokens": ["\ud800"]}, "special token '\\ud800'"),
+]
+
+
+def written(path, changes):
+    """A file of these bytes, or of a good tokenizer with these changes, or with these merges."""
     content = {"format": "nanoeuler-bpe", "version": 1, "vocab_size": 259, "special_tokens": [END_OF_TEXT]}
-    content |= {"byte_order": list(range(256)), "merges": [[97, 98], [256, 99]]} | changes
-    return json.dumps({key: value for key, value in content.items() if value is not ...}).encode()
+    content |= {"byte_order": list(range(256)), "merges": [[97, 98], [256, 99]]}
+    if not isinstance(changes, bytes):
+        content |= {"merges": changes} if isinstance(changes, list) else changes
+        changes = json.dumps({key: value for key, value in content.items() if value is not ...}).encode()
+    path.write_bytes(changes)
+    return path
 
 
-def merges(*pairs):
-    return edited(merges=list(pairs))
-
-
-BAD_FILES = {
-    "not json": (b"{", "not JSON"),
-    "not UTF-8": (b"\xff\xfe{}", "not UTF-8"),
-    "deep": (b"[" * 200_000, "not JSON"),
-    "a list": (b"[]", "no tokenizer"),
-    "other format": (edited(format="other"), "no tokenizer"),
-    "no version": (edited(version=...), "version is None, expected 1"),
-    "later version": (edited(version=2), "version is 2, expected 1"),
-    "no merges": (edited(merges=...), "expected lists of merges"),
-    "merges are text": (edited(merges="ab"), "expected lists of merges"),
-    "a merge of three": (merges([97, 98, 99]), "merge 0 is [97, 98, 99], expected two token ids"),
-    "a merge of floats": (merges([97.0, 98]), "merge 0 is [97.0, 98], expected two token ids"),
-    "a merge of truth": (merges([True, 98]), "merge 0 is [True, 98], expected two token ids"),
-    "a merge of itself": (merges([97, 256]), "merge 0 is (97, 256): expected ids made before it, 0 to 255"),
-    "a later id": (merges([97, 98], [300, 99]), "merge 1 is (300, 99): expected ids made before it, 0 to 256"),
-    "a negative id": (merges([-1, 98]), "merge 0 is (-1, 98)"),
-    "a repeated merge": (merges([97, 98], [97, 98]), "merge 1 is (97, 98), as merge 0 was"),
-    "a repeated token": (merges([97, 98], [256, 99], [98, 99], [97, 258]), "leave side by side"),
-    "a merge never made": (merges([97, 98], [98, 99], [97, 257]), "merge 2 is (97, 257): expected a pair"),
-    "a huge token": (merges([97, 97], *([256 + i, 256 + i] for i in range(60))), "bytes in all"),
-    "vocab too large": (edited(vocab_size=300), "is 300, expected 256 + 2 merges + 1 special tokens = 259"),
-    "vocab missing": (edited(vocab_size=...), "vocab_size is None, expected 256 + 2"),
-    "a byte twice": (edited(byte_order=[0, *range(255)]), "each of the integers 0 to 255 once"),
-    "a byte too many": (edited(byte_order=list(range(257))), "each of the integers 0 to 255 once"),
-    "bytes as text": (edited(byte_order=["a"] * 256), "each of the integers 0 to 255 once"),
-    "a special twice": (edited(special_tokens=["<a>", "<a>"]), "special token '<a>'"),
-    "an empty special": (edited(special_tokens=[""]), "special token ''"),
-    "a special number": (edited(special_tokens=[3]), "special token 3"),
-    "half a surrogate": (edited(special_tokens=["\ud800"]), "special token '\\ud800'"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_FILES)
-def test_a_bad_file_is_told_in_one_line(name, tmp_path):
-    content, expected = BAD_FILES[name]
-    path = tmp_path / "bad.json"
-    path.write_bytes(content)
-    message = error_of(Tokenizer.load, path)
-    assert expected in message and message.startswith(str(path))
-
-
-def test_a_good_file_of_the_same_making_loads(tmp_path):
-    (tmp_path / "good.json").write_bytes(edited())
-    assert Tokenizer.load(tmp_path / "good.json").token_bytes[256:] == [b"ab", b"abc", END_OF_TEXT.encode()]
+@pytest.mark.parametrize("changes, expected", BAD_FILES)
+def test_a_bad_file_is_told_in_one_line(changes, expected, tmp_path):
+    good = Tokenizer.load(written(tmp_path / "good.json", {}))
+    assert good.token_bytes[256:] == [b"ab", b"abc", END_OF_TEXT.encode()]
+    message = error_of(Tokenizer.load, written(tmp_path / "bad.json", changes))
+    assert expected in message and message.startswith(f"{tmp_path}/bad.json")
 
 
 def test_missing_and_oversized_files_are_told(tmp_path, monkeypatch):
@@ -491,22 +451,11 @@ def test_gpt2_ids_are_the_reference_ids(gpt2):
     assert gpt2.vocab_size == 50257 and gpt2.special_tokens == {END_OF_TEXT: 50256}
 
 
-@needs_data
-def test_gpt2_vocabulary_survives_saving(gpt2, tmp_path):
-    gpt2.save(tmp_path / "gpt2.json")
-    loaded = Tokenizer.load(tmp_path / "gpt2.json")
-    assert loaded.token_bytes == gpt2.token_bytes
-    assert loaded.encode("Königsberg's seven bridges").tolist() == gpt2.encode("Königsberg's seven bridges").tolist()
-
-
 def sample_texts():
     """Every kind of text there is."""
     names = ["corpus.en", "german.txt", "address.txt", "tinystories_sample.txt"]
     yield from ((DATA / "tokenizer_fixtures" / name).read_text("utf-8") for name in names)
     yield (DATA / "tinyshakespeare.txt").read_text("utf-8")
-    for name in ("books/books_core_train.txt.xz", "web/web_featured_train.txt.xz"):
-        with lzma.open(DATA / name) as file:
-            yield file.read(300_000).decode("utf-8", "ignore")
     rng = random.Random(3)
     yield "".join(rng.choices(TRICKY.encode("utf-8", "ignore").decode(), k=200_000))
 
@@ -517,38 +466,39 @@ def test_gpt2_ids_are_those_of_tiktoken(gpt2):
     ranks = {token: id for id, token in enumerate(gpt2.token_bytes[:-1])}
     theirs = tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
     for text in sample_texts():
-        text = text[:300_000]
-        assert np.array_equal(gpt2.encode(text), theirs.encode_ordinary(text))
+        assert np.array_equal(gpt2.encode(text[:300_000]), theirs.encode_ordinary(text[:300_000]))
 
 
-def write_gpt2(folder, id_of, lines):
-    (folder / "encoder.json").write_text(json.dumps(id_of))
-    (folder / "vocab.bpe").write_text("\n".join(["#version: 0.2", *lines, ""]), encoding="utf-8")
-    return folder / "encoder.json", folder / "vocab.bpe"
+ALPHABET = {character: byte for byte, character in gpt2_alphabet().items()}
+ABC = ALPHABET | {"ab": 256, "abc": 257, "bc": 258}
+
+
+def from_gpt2(folder, id_of, lines):
+    files = folder / "encoder.json", folder / "vocab.bpe"
+    files[0].write_text(json.dumps(id_of))
+    files[1].write_text("\n".join(["#version: 0.2", *lines, ""]), encoding="utf-8")
+    return Tokenizer.from_gpt2(*files)
 
 
 def test_small_gpt2_files_are_read(tmp_path):
-    alphabet = gpt2_alphabet()
-    id_of = {alphabet[byte]: 255 - byte for byte in range(256)} | {"Ġa": 256, "Ġab": 257, END_OF_TEXT: 258}
-    tokenizer = Tokenizer.from_gpt2(*write_gpt2(tmp_path, id_of, ["Ġ a", "Ġa b"]))
+    id_of = {character: 255 - byte for character, byte in ALPHABET.items()}
+    tokenizer = from_gpt2(tmp_path, id_of | {"Ġa": 256, "Ġab": 257, END_OF_TEXT: 258}, ["Ġ a", "Ġa b"])
     assert tokenizer.encode(" ab b").tolist() == [257, 255 - 32, 255 - 98]
     assert tokenizer.special_tokens == {END_OF_TEXT: 258}
 
 
 @pytest.mark.parametrize(
-    "changes, lines, expected",
+    "id_of, lines, expected",
     [
-        ({"abc": ..., "bc": ..., "cd": 257}, ["c d", "a b"], "does not fit"),
-        ({}, ["ab c", "a b"], "does not fit"),
-        ({"bc": 300}, ["a b", "ab c"], "does not fit"),
-        ({"z": 258, "bc": 122}, ["a b", "ab c"], "does not fit"),
-        ({"ab": "256"}, ["a b", "ab c"], "does not fit"),
-        (None, ["a b", "ab c"], "does not fit"),
-        ({"xyz": 258, "bc": ...}, ["a b", "ab c", "x yz"], "merge 2 is (120, -1): expected ids made before it"),
-        ({"xyz": 258, "bc": ...}, ["a b", "ab c", "xy z"], "merge 2 is (-1, 122): expected ids made before it"),
+        (ALPHABET | {"ab": 256, "cd": 257}, ["c d", "a b"], "does not fit"),
+        (ABC, ["ab c", "a b"], "does not fit"),
+        (ABC | {"bc": 300}, ["a b", "ab c"], "does not fit"),
+        (ABC | {"z": 258, "bc": 122}, ["a b", "ab c"], "does not fit"),
+        (ABC | {"ab": "256"}, ["a b", "ab c"], "does not fit"),
+        (list(ABC), ["a b", "ab c"], "does not fit"),
+        (ALPHABET | {"ab": 256, "abc": 257, "xyz": 258}, ["a b", "ab c", "x yz"], "merge 2 is (120, -1): expected ids"),
+        (ALPHABET | {"ab": 256, "abc": 257, "xyz": 258}, ["a b", "ab c", "xy z"], "merge 2 is (-1, 122): expected ids"),
     ],
 )
-def test_gpt2_files_that_do_not_fit_are_told(changes, lines, expected, tmp_path):
-    id_of = {character: byte for byte, character in gpt2_alphabet().items()} | {"ab": 256, "abc": 257, "bc": 258}
-    id_of = list(id_of) if changes is None else {x: id for x, id in (id_of | changes).items() if id is not ...}
-    assert expected in error_of(Tokenizer.from_gpt2, *write_gpt2(tmp_path, id_of, lines))
+def test_gpt2_files_that_do_not_fit_are_told(id_of, lines, expected, tmp_path):
+    assert expected in error_of(from_gpt2, tmp_path, id_of, lines)
