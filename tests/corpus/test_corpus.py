@@ -453,11 +453,12 @@ def test_the_texts_of_a_column_may_be_bytes_or_a_dictionary(pages):
         read_text("have/0.parquet")
 
 
-def test_a_missing_pyarrow_is_named(monkeypatch, tmp_path):
+@pytest.mark.parametrize("name, package", [("web", "pyarrow"), ("books", "pooch"), ("web", "huggingface_hub")])
+def test_a_missing_package_is_named(monkeypatch, tmp_path, name, package):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(NanoEulerError, match=r"needs pyarrow: pip install pooch huggingface_hub pyarrow"):
-        make("web", "out")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(NanoEulerError, match=f"needs {package}: pip install pooch huggingface_hub pyarrow"):
+        make(name, "out")
     assert not Path("out").exists()
 
 
