@@ -90,23 +90,19 @@ WRONG = {
     "tokenizer": "tokenizer: COMMAND is missing, expected one of train, encode, decode",
     "tokenizer tarin": "tokenizer: COMMAND must be one of train, encode, decode, got 'tarin', did you mean train?",
     "tokenizer train": "tokenizer train: --data, --out is missing",
-    "tokenizer train --out a": "tokenizer train: --data is missing",
     "tokenizer train --out a --dta=b": "tokenizer train: '--dta' is not an option, did you mean --data?",
     "tokenizer train --out a --input b": "tokenizer train: '--input' is not an option, did you mean --data?",
     "tokenizer train --dat b": "tokenizer train: --out is missing",  # cut short is good enough
-    "tokenizer train --dat=b": "tokenizer train: --out is missing",
     "report": "report: run is missing",
     "report a b c": "report: takes one run, got also 'b'",
     "train a": "train: takes only options, got also 'a'",
     "report a --run=b": "report: '--run' is not an option: see nanoeuler report --help",
     "corpus berlin": "corpus: CORPUS must be one of konigsberg, books, web, alpaca, dolly, shakespeare, "
     "classics, featured, got 'berlin'",
-    "check --ops gpu": "check: --ops must be one of cpu, plain, got 'gpu'",
     "check --ops=cpus": "check: --ops must be one of cpu, plain, got 'cpus', did you mean cpu?",
     "train --steps 1.5": "train: --steps must be an integer, or tokens as in 300Mtok, got '1.5'",
     "sft --steps 1.5": "sft: --steps must be an integer, got '1.5'",
     "train --lr fast": "train: --lr must be a number, got 'fast'",
-    "train --rate fast": "train: --lr must be a number, got 'fast'",
     "train --steps": "train: --steps: expected one argument",
     "train --learning-rate 1": "train: '--learning-rate' is not an option, did you mean --lr?",
     "train --ste=3": None,
@@ -114,9 +110,7 @@ WRONG = {
     "assign --seed s --student a": "assign: chapter is missing",
     "assign 05 --student a": "assign: --seed is missing",
     "generate x -- --tokens 3": "generate: --tokens must come before --, because no options follow it",
-    "chat --stop x": "chat: '--stop' is not an option: see nanoeuler chat --help",
     r"check --ops 'g\npu'": r"check: --ops must be one of cpu, plain, got 'g\npu'",
-    r"sft --steps '1\n2'": r"sft: --steps must be an integer, got '1\n2'",
     "generate -x": "generate: '-x' is not an option: see nanoeuler generate --help",
 }
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from oracles import error_of
-from test_chat import CONFIG, HUMAN, MODEL, TOKENIZER, bigram
+from test_chat import CONFIG, HUMAN, MODEL, TOKENIZER
 
 import konigsberg
 from nanoeuler_lib.command import ask
@@ -61,12 +61,7 @@ def test_a_line_is_a_turn_with_the_next_seed(loop):
     made = Loop(Listener(), str, 7, 9, top_k=3)
     made.line("x")
     assert made.chat.asked == [("x", 7, 9, {"top_k": 3})]
-
-
-def test_options_are_looked_at_before_the_first_line():
     assert error_of(Loop, Listener(), str, temperature=-1) == "temperature is -1, expected 0 to 100"
-    with pytest.raises(TypeError):
-        Loop(Listener(), str, warmth=1)
 
 
 def told(seed):
@@ -124,11 +119,6 @@ def test_turns_that_are_forgotten_are_counted_out(loop, forgets, said):
     assert loop.line("x") == loop.line("x") == f"ab\n{said}"
 
 
-def test_the_temperature_of_the_next_replies(loop):
-    for text, value in (("0", 0.0), ("100", 100.0), (" 2.5 ", 2.5)):
-        assert loop.line(f"/temperature {text}") == "" and loop.loop.options == {"temperature": value}
-
-
 def test_each_conversation_about_a_story_is_saved_as_a_line(loop, tmp_path):
     """The first is no story's; /reset forgets them all."""
     file = tmp_path / "a b.json"
@@ -159,6 +149,7 @@ def test_each_conversation_about_a_story_is_saved_as_a_line(loop, tmp_path):
 ])  # fmt: skip
 def test_commands_are_told(loop, text, said):
     assert loop.line(text) == f"{said}\n" and loop.loop.options == {"temperature": 0.5}
+    assert loop.line("/temperature  100 ") == "" and loop.loop.options == {"temperature": 100.0}
     assert not loop.loop.line("/quit") and not loop.loop.line(" /quit now")
     assert all(f"\n{name}" in f"\n{HELP}" for name in ("/reset", "/temperature", "/story", "/save", "/quit"))
 
@@ -229,16 +220,6 @@ def test_ctrl_c_at_the_prompt(nanoeuler, talk):
 
 
 # The chat itself.
-
-
-def test_every_turn_stands_in_the_messages():
-    made = Chat(bigram({MODEL: 72}), TOKENIZER)
-    for text in ("ab", "c"):
-        list(made.reply(text, temperature=0.0))
-    said = [("user", "ab"), ("assistant", "H"), ("user", "c"), ("assistant", "H")]
-    assert [list(message.items()) for message in made.messages()] == [
-        [("role", role), ("content", text)] for role, text in said
-    ]
 
 
 def test_the_draws_of_a_reply_are_those_of_its_seed():

@@ -7,7 +7,6 @@ one that changes nothing visible, is seen to arrive.
 import argparse
 import json
 import shutil
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from unittest.mock import DEFAULT, MagicMock, patch
 
 import numpy as np
 import pytest
-from commands import Stream
 from oracles import contents, run_text, seal
 
 import konigsberg
@@ -63,9 +61,8 @@ def heard(monkeypatch):
     heard.tokenizer.return_value.vocab_size = 257
     heard.corpus.return_value, heard.floor.return_value = "text", 1.0
     heard.examples.return_value = ["some"], ["others"], "alpaca"
-    heard.load.side_effect = lambda _: SimpleNamespace(
-        model=SimpleNamespace(config="its shape"), tokenizer="tokens", info={}, path=None
-    )
+    loaded = {"tokenizer": "tokens", "info": {}, "path": None}
+    heard.load.side_effect = lambda _: SimpleNamespace(model=SimpleNamespace(config="its shape"), **loaded)
     heard.stream.side_effect = lambda *_, **__: iter("b")
     heard.score.return_value = score.Scored(np.array([1]), np.array([2.0]), 1, 1)
     heard.choose.side_effect = lambda name, *_: device.CPU if name == "cpu" else DEFAULT
@@ -192,7 +189,6 @@ REFUSED = {
     "TRAIN text.txt --tokenizer none.json": "none.json",
     "TRAIN text.txt --tokenizer bpe.json": "tokenizer has 260 tokens, expected at most",
     "TRAIN text.txt --tokenizer cut.json": "cut.json",
-    "TRAIN text.txt --tokenizer list.json": "list.json",
     "TRAIN text.txt --from run": "--from takes shape and tokenizer from run, got",
     "TRAIN text.txt --workers 0": "--workers is 0, expected 1 to 4096",
     "sft --run new --workers 4097": "--workers is 4097, expected 1 to 4096",
@@ -204,7 +200,6 @@ REFUSED = {
     "sft --run run --examples 9": "run: exists and is not an empty folder",
     "train --resume run --from run": "--from begins a new one with the model of",
     "train --resume run/checkpoints/best": "best: is a checkpoint, expected its run folder: run",
-    "train --resume run/checkpoints/step-000004": "is a checkpoint, expected its",
     "train --resume none --data text.txt": "none: no such folder",
     "train --resume folder --data text.txt": "folder: holds no checkpoint",
     "train --resume run --data other.txt": "not the text the run began with",
@@ -214,7 +209,6 @@ REFUSED = {
     "is now: --data FILE",
     "sft --resume run": "was not begun by nanoeuler sft",
     f"sft --run new --data-seed {2**53}": f"--data-seed is {2**53}, expected 0 to 2^53 - 1",
-    f"sft --run new --examples {2**53}": f"--examples is {2**53}, expected 0 to 2^53 - 1",
     "sft --run new --examples -1": "--examples is -1, expected 0 to 2^53 - 1",
     "sft --run new --last-turn": "expected --data FILE too",
     "sft --data half.jsonl --run new": "half.jsonl: line 2 holds '\\ud800', half a",
@@ -347,26 +341,8 @@ def test_how_the_command_ends(nanoeuler, error, code, said):
         assert nanoeuler("report r") == (code, "so far\n", said)
 
 
-class Full(Stream):
-    """A stream onto a disk that is full: it takes text and cannot let go of it."""
-
-    def flush(self):
-        raise OSError(28, "No space left on device")
-
-
-@pytest.mark.parametrize("line, must", [
-    ("info", True), ("--help", True), ("train --data a --run r", False), ("sft --run r", False),
-])  # fmt: skip
-def test_output_matters_unless_a_run_was_trained(streams, heard, monkeypatch, line, must):
-    """For a training the run's folder is the result; what another command prints is."""
-    made, opened = streams(), []
-    with open("/dev/null", "w") as sink:
-        full = Full()
-        full.fileno = sink.fileno
-        monkeypatch.setattr(sys, "stdout", full)
-        monkeypatch.setattr(cli.os, "dup2", lambda new, old: opened.append(old))
-        with patch.object(cli, "_prepare_streams"), patch.dict(cli.COMMANDS, {"info": lambda args: None}):
-            code = cli.main(line.split())
-        assert opened and set(opened) == {sink.fileno()}
-    assert code == (2 if must else 0)
-    assert made.stderr.text() == ("nanoeuler: standard output: No space left on device\n" if must else "")
+@pytest.mark.parametrize("line, code", [("generate a", 2), ("train --data a --run r", 0), ("sft --run r", 0)])
+def test_output_matters_unless_a_run_was_trained(nanoeuler, heard, line, code):
+    """For a training the run's folder is the result. test_process has streams that are full or closed."""
+    with patch.object(cli, "_flush", return_value="no space left"):
+        assert nanoeuler(line)[0] == code

@@ -49,18 +49,12 @@ def outcome(function, *arguments) -> str | None:
 def spoil_bytes(content: bytes, rng: random.Random) -> bytes:
     """Cut, flip, insert, remove, repeat or exchange bytes."""
     at, size = rng.randrange(len(content) + 1), rng.choice([1, 2, 8, 100])
-    kind = rng.randrange(6)
-    if kind == 0:
-        return content[:at]
-    if kind == 1:
-        return content[:at] + bytes(rng.randrange(256) for _ in range(size)) + content[at:]
-    if kind == 2:
-        return content[:at] + content[at + size :]
-    if kind == 3:
-        return content[:at] + content[max(0, at - size) :]
-    if kind == 4:
-        return content[:at] + bytes(rng.randrange(256) for _ in range(size)) + content[at + size :]
-    return bytes(byte ^ (rng.random() < 0.01) << rng.randrange(8) for byte in content)
+    noise = bytes(rng.randrange(256) for _ in range(size))
+    return rng.choice([
+        content[:at], content[:at] + noise + content[at:], content[:at] + content[at + size :],
+        content[:at] + content[max(0, at - size) :], content[:at] + noise + content[at + size :],
+        bytes(byte ^ (rng.random() < 0.01) << rng.randrange(8) for byte in content),
+    ])  # fmt: skip
 
 
 def spoil_json(value, rng: random.Random):
@@ -137,7 +131,6 @@ JSON_BOMBS = {
     "brackets": DEEP,
     "a number of 10,000 digits": "1" * 10_000,
     "a string without end": '{"format": "' + "x" * 1000,
-    "a file of zeros": "\0" * 5000,
     "more than a description can be": json.dumps({"format": "x" * 2_000_000}),
 }
 

@@ -51,6 +51,7 @@ def test_training_outlives_its_output(here, gone):
 
 @pytest.mark.parametrize("line, code, said", [  # output is what these commands are for
     ("NE generate a --run run >/dev/full", 2, "nanoeuler: standard output: No space left on device"),
+    ("NE --help >/dev/full", 2, "nanoeuler: standard output: No space left on device"),
     ("NE info >&-", 2, "nanoeuler: standard output: Bad file descriptor"),
     ("NE info --run none >/dev/full 2>/dev/full", 2, ""),  # the exit code still says what happened
     ("NE info --run run | head -1 >&2; exit ${PIPESTATUS[0]}", 0, "checkpoint: run/checkpoints/step-000004"),

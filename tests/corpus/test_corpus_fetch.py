@@ -254,9 +254,3 @@ def test_a_packed_file_one_has_is_unpacked(server, tmp_path):
         (have / "f.bin.xz").write_bytes(spoilt)
         with pytest.raises(NanoEulerError, match=r"f\.bin\.xz: (must|Compressed)"):
             get(tmp_path / "e", server.file(good), have=have)
-
-
-def test_a_missing_package_is_named(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(NanoEulerError, match="needs pooch: pip install pooch huggingface_hub pyarrow"):
-        get(tmp_path, File("f", ("http://127.0.0.1:9/f",)))

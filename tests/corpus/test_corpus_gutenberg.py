@@ -2,6 +2,7 @@
 
 import os
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,8 @@ def test_the_nine_files(name):
     text = decode((RAW / name).read_bytes())
     book = strip(text)
     assert book.text.lstrip().startswith(first) and book.text.endswith(last) and book.closed == closed
-    assert not re.search(
-        r"gutenberg|small print|\betexts?\b|\be-?books?\b|\*\*\*", book.text.replace("not*******", ""), re.I
-    )
-    assert "\r" not in book.text and "\ufeff" not in book.text and "\x85" not in book.text
+    left = r"gutenberg|small print|\betexts?\b|\be-?books?\b|\*\*\*|[\r\ufeff\x85]"
+    assert not re.search(left, book.text.replace("not*******", ""), re.I)
     body = "\n".join(line.rstrip() for line in text.split("\n"))
     assert book.text in body  # one piece of the file
     file = next(f for f in corpora()["books"].files if f.number == int(re.match(r"(?:pg)?(\d+)", name)[1]))
@@ -55,47 +54,10 @@ def test_the_nine_files(name):
 # ---- Own files, one for each form
 
 STORY = "CHAPTER I\n\nKäthe crossed the Honey Bridge.\n\n    * * * * *\n\n“Is it far?” asked Jürgen.\n\nTHE END"
-MODERN = """The Project Gutenberg eBook of The Bridges
-
-This ebook is for the use of anyone anywhere in the United States and
-most other parts of the world at no cost and with almost no restrictions
-whatsoever. You may copy it, give it away or re-use it under the terms
-of the Project Gutenberg License included with this ebook or online
-at www.gutenberg.org.
-
-Title: The Bridges
-
-Author: Leonhard Euler
-
-Release date: June 27, 2008 [eBook #99999]
-                Most recently updated: June 3, 2025
-
-Language: English
-
-Credits: A Volunteer
-"""
-SMALL = """**The Project Gutenberg Etext of The Bridges, by Leonhard Euler**
-
-***START**THE SMALL PRINT!**FOR PUBLIC DOMAIN ETEXTS**START***
-Why is this "Small Print!" statement here?  You know: lawyers.
-By using any part of this PROJECT GUTENBERG-tm etext, you agree.
-"""
+PARTS = tomllib.loads(Path(__file__).with_name("gutenberg_parts.toml").read_text("utf-8"))
+MODERN, SMALL, LICENCE, NOTE, OF_TRANSCRIBER, BOX, PORTIONS, OLD = PARTS.values()
 SMALL_END = "*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*"
-LICENCE = """Updated editions will replace the previous one--the old editions will
-be renamed.
-
-Creating the works from print editions not protected by U.S. copyright
-law means that no one owns a United States copyright in these works.
-
-THE FULL PROJECT GUTENBERG LICENSE
-
-Section 1. General Terms of Use and Redistributing Project Gutenberg-tm
-electronic works
-"""
-START, END = (
-    "*** START OF THE PROJECT GUTENBERG EBOOK THE BRIDGES ***",
-    "*** END OF THE PROJECT GUTENBERG EBOOK THE BRIDGES ***",
-)
+START, END = (f"*** {word} OF THE PROJECT GUTENBERG EBOOK THE BRIDGES ***" for word in ("START", "END"))
 
 
 def framed(start=START, end=END, story=STORY, header=MODERN, licence=LICENCE):
@@ -142,45 +104,6 @@ FORMS = {
 }  # fmt: skip
 
 
-NOTE = """Note: Project Gutenberg also has an HTML version of this
-      file which includes the original illustrations.
-      See 99999-h.htm or 99999-h.zip
-
-Note: Images of the original pages are available through
-      Internet Archive. See https://archive.org/details/bridges
-"""
-OF_TRANSCRIBER = """Transcriber's note:
-
-      Text enclosed by underscores is in italics (_italics_).
-
-      The cover was made by the transcriber.
-"""
-BOX = "+---------------------+\n| Transcriber's Note: |\n|                     |\n| Spelling is kept.   |\n+-----+"
-PORTIONS = """**The Legal Small Print**
-
-
-(Three Pages)
-
-***START**THE SMALL PRINT!**FOR PUBLIC DOMAIN EBOOKS**START***
-Why is this "Small Print!" statement here?  You know: lawyers.
-*END THE SMALL PRINT! FOR PUBLIC DOMAIN EBOOKS*Ver.02/11/02*END*
-[Portions of this header are copyright (C) 2001 by Michael S. Hart]
-[Project Gutenberg is a TradeMark and may not be used in any sales
-of Project Gutenberg Etexts without express permission.]
-"""
-OLD = """*****The Project Gutenberg Etext of The Bridges, by Leonhard Euler*****
-#1 in our series by Leonhard Euler
-
-**Welcome To The World of Free Plain Vanilla Electronic Texts**
-
-The Bridges
-
-June, 1999  [Etext #1234]
-
-
-*****The Project Gutenberg Etext of The Bridges*****
-*****This file should be named brdgs10.txt or brdgs10.zip******
-"""
 LAST = "End of the Project Gutenberg Etext of The Bridges, by Leonhard Euler"
 BY, VOLUME = "E-text prepared by A. Volunteer", "End of the Project Gutenberg EBook of The Bridges, Vol. I"
 old = lambda front: framed(f"{OLD}\n{SMALL}\n{SMALL_END}\n\n{front}\n", LAST, header="", licence="")
@@ -223,13 +146,6 @@ KEPT = {  # rule: (file, the book in it)
 }
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("rule", KEPT)
-def test_what_is_kept(rule):
-    file, book = KEPT[rule]
-    assert strip(file).text == book
-
-
 REFUSED = {
     "two books": (framed() + "\n\n" + framed(), "second start marker behind its end marker"),
     "no book": (framed(story=""), "nothing between its header and its licence"),
@@ -240,11 +156,12 @@ REFUSED = {
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_understood_is_refused(case):
-    text, said = REFUSED[case]
-    with pytest.raises(NanoEulerError, match=said):
-        strip(text)
+def test_what_is_kept_and_what_is_refused():
+    for rule, (file, book) in KEPT.items():
+        assert strip(file).text == book, rule
+    for text, said in REFUSED.values():
+        with pytest.raises(NanoEulerError, match=said):
+            strip(text)
 
 
 @pytest.mark.full
@@ -261,10 +178,8 @@ line = st.text(
 words = re.compile(
     r"gutenberg|small\s+print|full\s+license|produced|prepared|transcribed|scanned|typed|digit|proof", re.I
 )
-story = st.lists(line, min_size=1, max_size=12).map("\n".join).filter(
-    lambda text: text.strip() and not words.search(text) and not LIKE_A_HEADER.search(text)
-)  # fmt: skip
-LIKE_A_HEADER = gutenberg.HEADER
+plain = lambda text: text.strip() and not words.search(text) and not gutenberg.HEADER.search(text)
+story = st.lists(line, min_size=1, max_size=12).map("\n".join).filter(plain)
 
 
 @pytest.mark.full
@@ -272,18 +187,13 @@ LIKE_A_HEADER = gutenberg.HEADER
 @given(story, st.sampled_from(["as today", "1990s", "no end", "a comma", "title over two lines", "no start"]))
 def test_whatever_stands_between_survives(text, form):
     """All lines, in order; spaces at their ends and empty lines around the book apart."""
-    whole = FORMS[form].replace(STORY, f"{text}")
-    kept = strip(decode(whole.encode())).text
-    assert kept.split("\n") == [
-        row.rstrip() for row in "\n".join(r.rstrip() for r in text.split("\n")).strip("\n").split("\n")
-    ]
+    kept = strip(decode(FORMS[form].replace(STORY, text).encode())).text
+    assert kept == "\n".join(row.rstrip() for row in text.split("\n")).strip("\n")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("story", ["Käthe crossed the bridge.", "Käthe crossed the bridge.\n\n* * *"])
-@pytest.mark.parametrize(
-    "sentence", ["End of Project Gutenberg's The Bridges", END, "THE FULL PROJECT GUTENBERG LICENSE"]
-)
+@pytest.mark.parametrize("sentence", [LAST, END, "THE FULL PROJECT GUTENBERG LICENSE"])
 def test_what_stands_right_below_a_book_is_not_of_it_and_takes_nothing(story, sentence):
     book = strip(f"{story}\n{sentence}")
     assert (book.text, book.header, book.closed) == (story, "", True)
@@ -301,9 +211,7 @@ RUNS = (" ", "\n", "*", " \n", "* ", "*\n", "START ", "*END*", "* START\n", "THE
 
 @pytest.mark.full
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize(
-    "before", ["", "*** START OF THE PROJECT GUTENBERG EBOOK ***\n", "START", "*END*THE SMALL PRINT!"]
-)
+@pytest.mark.parametrize("before", ["", f"{START}\n", "START", "*END*THE SMALL PRINT!"])
 def test_a_long_run_takes_no_longer_than_its_length(before, run):
     """Where a pattern tried every way to divide it, this would take hours."""
     text = f"{before}{run * (600_000 // len(run))}\nA book.\n*** END OF THE PROJECT GUTENBERG EBOOK ***\n"
@@ -313,9 +221,7 @@ def test_a_long_run_takes_no_longer_than_its_length(before, run):
         assert "expected" in str(error)
 
 
-HEADER_OF_1993 = (
-    "Title: Frankenstein; Or, The Modern\n       Prometheus\n\nAuthor: Mary Wollstonecraft (Godwin) Shelley\n"
-)
+HEADER_OF_1993 = "Title: Frankenstein; Or, The Modern\n  Prometheus\n\nAuthor: Mary Wollstonecraft (Godwin) Shelley\n"
 TITLES = [  # header, first page, title and author of the registry, whether they are the book's
     (HEADER_OF_1993, "x", "Frankenstein", "Mary Wollstonecraft Shelley", True),
     (HEADER_OF_1993, "x", "The Modern Prometheus", "Mary Shelley", True),

@@ -27,13 +27,7 @@ DATA = Path(os.environ.get("NANOEULER_DATA", "/nowhere"))
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="NANOEULER_DATA is not set")
 TEXT = "Käthe had 12 Groschen;  she'd paid\t3...\n\n  Murr\u00a0ate them all!\U0001f408 " * 9
 TINY = dict(dim=15, heads=3, layers=2, context=9, vocab_size=300)
-NUMBERS = {
-    "dim": "n_embd",
-    "heads": "n_head",
-    "layers": "n_layer",
-    "context": "n_positions",
-    "vocab_size": "vocab_size",
-}
+NUMBERS = dict(dim="n_embd", heads="n_head", layers="n_layer", context="n_positions", vocab_size="vocab_size")
 
 
 def theirs_of(shape, seed=0, kind=None, **more):
@@ -54,16 +48,14 @@ def read(folder):
 
 def in_our_names(model, of):
     """Our name of each tensor -> NumPy's array of it, or of its gradient."""
-    tensors = {name.removeprefix("transformer."): p for name, p in model.named_parameters()}
-    names = gpt2_folder.tensor_names(of)
-    return {ours: (tensors[theirs]).detach().numpy() for ours, theirs in names.items()}
+    tensors = {name.removeprefix("transformer."): p.detach().numpy() for name, p in model.named_parameters()}
+    return {ours: tensors[theirs] for ours, theirs in gpt2_folder.tensor_names(of).items()}
 
 
-def twin(theirs, dtype=np.float64):
+def twin(theirs):
     """Our model with their numbers."""
-    values = theirs.config.to_dict()
-    config = gpt2_folder.gpt2_config(values, Path("config.json"))
-    model = GPT(config, dtype=dtype)
+    config = gpt2_folder.gpt2_config(theirs.config.to_dict(), Path("config.json"))
+    model = GPT(config, dtype=np.float64)
     for name, tensor in in_our_names(theirs, config).items():
         model.params[name][...] = tensor
     return model
@@ -125,18 +117,14 @@ def test_shards_buffers_and_halves(tmp_path):
     assert np.array_equal(read(tmp_path / "half").params.flat, rounded)
 
 
-C_FC, WTE, WPE, LN_F = (
-    f"transformer.{name}" for name in ("h.1.mlp.c_fc.weight", "wte.weight", "wpe.weight", "ln_f.bias")
-)
-SPOILT = [  # a change of the tensors, or of config.json, and the line
-    (lambda tensors: tensors.pop(LN_F), "lacks tensor 'ln_f.bias', 1 in all"),
-    (lambda tensors: tensors.update({C_FC: tensors[C_FC].T.copy()}), "c_fc.weight is [60, 15], expected [15, 60]"),
-    (
-        lambda tensors: tensors.update({"lm_head.weight": tensors[WTE] + 1}),
-        "lm_head.weight is not wte.weight, expected",
-    ),
-    (lambda tensors: tensors.update({WPE: tensors[WPE] * np.nan}), "wpe.weight holds NaN or infinity"),
-    (lambda tensors: tensors.update(extra=np.zeros(2, np.float32)), "has the unknown tensor 'extra'"),
+TENSORS = {  # a tensor, what becomes of it (None: taken out), and the line
+    "transformer.ln_f.bias": (None, "lacks tensor 'ln_f.bias', 1 in all"),
+    "transformer.h.1.mlp.c_fc.weight": (np.ones((60, 15)), "c_fc.weight is [60, 15], expected [15, 60]"),
+    "lm_head.weight": (np.ones((300, 15)), "lm_head.weight is not wte.weight, expected"),
+    "transformer.wpe.weight": (np.full((9, 15), np.nan), "wpe.weight holds NaN or infinity"),
+    "extra": (np.zeros(2), "has the unknown tensor 'extra'"),
+}
+CONFIGS = [  # a change of config.json, and the line
     ({"activation_function": "relu"}, "activation_function is 'relu', expected gelu_new"),
     ({"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is True, expected False"),
     ({"tie_word_embeddings": False}, "tie_word_embeddings is False, expected True"),
@@ -151,12 +139,13 @@ def test_folders_that_do_not_fit_are_told_in_one_line(tmp_path):
     theirs_of(TINY).save_pretrained(tmp_path)
     config, file = tmp_path / "config.json", tmp_path / "model.safetensors"
     values, whole = json.loads(config.read_text()), load_file(file)
-    for spoil, message in SPOILT:
-        config.write_text(json.dumps(values | (spoil if isinstance(spoil, dict) else {})))
-        tensors = dict(whole)
-        if callable(spoil):
-            spoil(tensors)
-        save_file(tensors, file)
+    for change, message in CONFIGS:
+        config.write_text(json.dumps(values | change))
+        assert message in oracles.error_of(read, tmp_path)
+    config.write_text(json.dumps(values))
+    for name, (tensor, message) in TENSORS.items():
+        changed = whole | {name: tensor if tensor is None else tensor.astype(np.float32)}
+        save_file({name: tensor for name, tensor in changed.items() if tensor is not None}, file)
         assert message in oracles.error_of(read, tmp_path)
 
 

@@ -199,17 +199,6 @@ def test_damaged_files_are_refused(tmp_path):
     assert "no such file, expected a Hugging Face" in error_of(formats.import_run, tmp_path / "no", run)
 
 
-@pytest.mark.parametrize("heads", [1, 3, 6])
-def test_the_permutation_is_its_definition(heads):
-    w = np.random.default_rng(0).standard_normal((heads * 8, 5))
-    paired = layout.to_pairs(w, heads)
-    for head in range(heads):
-        for j in range(4):
-            assert np.array_equal(paired[8 * head + 2 * j], w[8 * head + j])
-            assert np.array_equal(paired[8 * head + 2 * j + 1], w[8 * head + j + 4])
-    assert np.array_equal(layout.to_halves(paired, heads), w)
-
-
 def test_eight_bits_are_off_by_half_a_step_at_most():
     w = random_parameters(ModelConfig(20, 2, 1, 1, 4, 30, 1))["embed"].astype(np.float32) * np.arange(30)[:, None]
     w = w.astype(np.float32)
