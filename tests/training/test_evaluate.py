@@ -15,10 +15,8 @@ from nanoeuler_book import evaluate, figures, town
 from nanoeuler_book.ngram import Ngrams
 from nanoeuler_lib.model import GPT, init
 from nanoeuler_lib.model.gradcheck import CHECK_CONFIG, check_batch
-from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.training.checkpoint import load_pretrained
-from nanoeuler_lib.training.datasets import bits_per_byte
 
 matplotlib.use("agg")
 
@@ -57,15 +55,6 @@ def test_a_lower_order_of_a_model_is_the_model_of_that_order():
         alone = Ngrams(text, 6, order).probabilities(tokens)
         assert np.array_equal(Ngrams(text, 6, 4).probabilities(tokens, order), alone)
     assert np.allclose(Ngrams(text, 6, 1).probabilities(tokens, order=0), 1 / 6), "all tokens are alike"
-
-
-def test_measure_counts_a_gpt_as_bits_per_byte_does():
-    model, tokenizer = load_pretrained()
-    stories = list(konigsberg.stories(5, seed=77))
-    found = evaluate.measure(model, tokenizer, stories, rows=2)
-    tokens = data.tokenize(data.SEPARATOR.join(story.text for story in stories), tokenizer)
-    assert found.bits_per_byte == pytest.approx(bits_per_byte(model, tokens), rel=1e-4)
-    assert found.floor == pytest.approx(konigsberg.floor(story.text for story in stories))
 
 
 def test_the_first_id_is_a_token_as_any_other():
@@ -109,6 +98,7 @@ def test_every_number_of_a_measurement():
     assert np.array_equal(found.tag, np.concatenate([[*truth.tag, konigsberg.GRAMMAR] for truth in truths]))
     assert np.array_equal(found.words, np.concatenate([[*truth.words, -1] for truth in truths]))
     assert found.bytes == sum(len(story.text.encode()) for story in stories)
+    assert found.floor == pytest.approx(konigsberg.floor(story.text for story in stories))
 
 
 def test_accuracy_is_over_a_tag_beyond_a_distance():

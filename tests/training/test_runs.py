@@ -156,7 +156,6 @@ def test_a_folder_is_the_texts_directly_in_it(tmp_path):
 
 
 def test_training_sees_no_validation_text(tmp_path):
-    """Neither tokenizer nor batches know the held-out part."""
     text = run_text() + "ZQ" * len(run_text())  # what is held out would rule the merges if it were seen
     seen, original = set(), data.batch
 
@@ -173,7 +172,6 @@ def test_training_sees_no_validation_text(tmp_path):
 
 
 def test_documents_train_a_tokenizer_with_end_of_text(tmp_path):
-    """A validation text of its own is measured on, and only documents make the token."""
     text, valid = data.SEPARATOR.join(["the cat sat", "a hat", "the red mat"] * 40), "a red cat ran to the mat. " * 8
     model = begin(tmp_path / "run", text=text, model_config=changed(RUN_MODEL, vocab_size=262), valid_text=valid)
     found = checkpoint.load(tmp_path / "run")
@@ -183,14 +181,17 @@ def test_documents_train_a_tokenizer_with_end_of_text(tmp_path):
     assert found.info["valid_bits_per_byte"] == pytest.approx(bits, rel=1e-12)
 
 
-def test_model_refuses_tokens():
-    model, too_long = GPT(RUN_MODEL), np.zeros((1, 13), int)
-    assert "tokens lie in 0..258, expected 0..257" in error_of(model.hidden, np.array([[0, 258]]))
-    assert "tokens lie in -1..3" in error_of(model.logits, np.array([[3, -1]]))
-    assert "tokens are float64 [1, 2], expected integers [B, T]" in error_of(model.hidden, np.zeros((1, 2)))
-    assert "tokens are int64 [2], expected integers [B, T]" in error_of(model.hidden, np.zeros(2, int))
-    assert "context is 12, got 13 tokens: expected 1 to 12" in error_of(model.hidden, too_long)
-    assert "context is 12, got 13" in error_of(model.losses, too_long, too_long)
+@pytest.mark.parametrize("tokens, said", [
+    (np.array([[0, 258]]), "tokens lie in 0..258, expected 0..257"),
+    (np.array([[3, -1]]), "tokens lie in -1..3"),
+    (np.zeros((1, 2)), "tokens are float64 [1, 2], expected integers [B, T]"),
+    (np.zeros(2, int), "tokens are int64 [2], expected integers [B, T]"),
+    (np.zeros((1, 13), int), "context is 12, got 13 tokens: expected 1 to 12"),
+])  # fmt: skip
+def test_model_refuses_tokens(tokens, said):
+    model = GPT(RUN_MODEL)
+    for function in (model.hidden, model.logits, partial(model.losses, targets=tokens)):
+        assert said in error_of(function, tokens)
 
 
 # What is logged and left.
