@@ -1,6 +1,7 @@
 """What a training run logs and writes down, every entry in order, and what it keeps of what it was begun with."""
 
 import json
+import math
 import os
 import platform
 import re
@@ -9,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from oracles import RUN_CONFIG, RUN_MODEL, changed, error_of, run_text
+from oracles import RUN_CONFIG, RUN_MODEL, changed, run_text
 
 import konigsberg
 from nanoeuler_lib import __version__
@@ -20,12 +21,6 @@ from nanoeuler_lib.model.step import Step
 from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import checkpoint, datasets, journal, loop, run_folder, run_json, train
-
-
-def test_only_launches_of_a_gpu_are_profiled(tmp_path):
-    assert error_of(train.train, tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, profile=1) == (
-        "profile times the launches of a GPU, and this run is on the CPU: expected --device gpu"
-    )
 
 
 def test_what_a_run_logs_and_in_which_order(tmp_path):
@@ -55,6 +50,11 @@ def test_what_a_run_logs_and_in_which_order(tmp_path):
         (3, "valid_bits_per_byte"), (4, "loss"), (4, "sample"), (5, "loss"), (6, "loss"), (6, "groups"),
         (6, "valid_bits_per_byte"), (6, "sample"), (7, "loss"), (7, "groups"), (7, "valid_bits_per_byte"),
     ]  # fmt: skip
+    norms = {entry["step"]: entry["norm"] for entry in log if "norm" in entry}
+    for entry in (entry for entry in log if "groups" in entry):
+        sizes, ratios = zip(*entry["groups"].values())
+        assert math.hypot(*sizes) == pytest.approx(norms[entry["step"]], rel=1e-3)
+        assert all(1e-6 < ratio < 0.5 for ratio in ratios), "about what the rate says"
     assert all(error == {"ignore"} for error in errors), "NumPy's warnings are noise: what overflows is looked at"
 
 
@@ -89,8 +89,11 @@ def test_what_run_json_says(tmp_path):
     assert text.startswith('{\n "version": ') and text.endswith("\n}\n") and "söurce" in text
 
 
-@pytest.mark.parametrize("profile", [0, 1, 2, 9])
-def test_a_profile_is_of_the_second_step_and_those_behind_it(tmp_path, capfd, profile):
+@pytest.mark.parametrize("profile, expected", [
+    (0, [1, 2, 3, 4, 5]), (1, [1, "watched", 2, "unwatched", 3, 4, 5]),
+    (2, [1, "watched", 2, 3, "unwatched", 4, 5]), (9, [1, "watched", 2, 3, 4, 5]),
+])  # fmt: skip
+def test_a_profile_is_of_the_second_step_and_those_behind_it(tmp_path, capfd, profile, expected):
     """What the device takes is said first; the table of so many steps as soon as the last of them is done."""
     heard = []
 
@@ -109,28 +112,16 @@ def test_a_profile_is_of_the_second_step_and_those_behind_it(tmp_path, capfd, pr
             heard.append("unwatched")
 
     config = changed(RUN_CONFIG, steps=5, valid_every=9, sample_every=0)
-    with patch.object(loop, "step_of", return_value=Timed) as step_of:
-        loop.start_run(tmp_path / "run", *_found(tmp_path, config), loop.RunOptions(profile=profile))
-        assert type(step_of.call_args.args[0]) is GPT
+    model, tokenizer = GPT(RUN_MODEL), Tokenizer.train(run_text(), RUN_MODEL.vocab_size, special_tokens=())
+    optimizer, run = AdamW(RUN_MODEL, config), tmp_path / "run"
+    found = checkpoint.Checkpoint(run, model, tokenizer, 0, config, optimizer, {"workers": 1})
+    dataset = datasets.TextDataset(*data.split_text(run_text(), 0.1), found)
+    with patch.object(loop, "step_of", return_value=Timed):
+        loop.start_run(run, found, dataset, loop.RunOptions(profile=profile))
     out = capfd.readouterr().out.splitlines()
-    assert out[0] == "takes a lot" and out[1].startswith("model: ")
-    expected = {
-        0: [1, 2, 3, 4, 5],
-        1: [1, "watched", 2, "unwatched", 3, 4, 5],
-        2: [1, "watched", 2, 3, "unwatched", 4, 5],
-        9: [1, "watched", 2, 3, 4, 5],
-    }
-    assert heard == expected[profile]
+    assert out[0] == "takes a lot" and out[1].startswith("model: ") and heard == expected
     tables = [line for line in out if line.startswith("where")]
-    assert tables == ([f"where {profile} steps went"] if profile in (1, 2) else [])
-
-
-def _found(folder, config):
-    """A checkpoint of step 0 and its text."""
-    tokenizer = Tokenizer.train(run_text(), RUN_MODEL.vocab_size, special_tokens=())
-    model = GPT(RUN_MODEL, seed=config.seed)
-    found = checkpoint.Checkpoint(folder / "run", model, tokenizer, 0, config, AdamW(RUN_MODEL, config), {"workers": 1})
-    return found, datasets.TextDataset(*data.split_text(run_text(), 0.1), found)
+    assert tables == [f"where {profile} steps went"] * ("unwatched" in expected)
 
 
 def test_a_run_that_gets_more_steps_is_told_what_they_mean(tmp_path):
@@ -179,7 +170,6 @@ def test_what_is_known_of_a_run_is_kept_when_it_gets_other_steps(tmp_path):
     "where", [(loop, "_train"), (journal.Journal, "note"), (run_json, "update")], ids=lambda w: w[1]
 )
 def test_a_change_stands_in_the_log_once_wherever_a_process_ended(tmp_path, where):
-    """The checkpoint has the new settings already, and the log not yet; or the log has them, and run.json not yet."""
     run, more = tmp_path / "run", RUN_CONFIG.steps + 2
 
     def end(*_, **__):

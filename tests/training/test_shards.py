@@ -18,6 +18,7 @@ import numpy as np
 import oracles
 import pytest
 from oracles import RUN_CONFIG, RUN_MODEL, changed, contents, error_of, run_python
+from test_checkpoint import flipped
 
 from nanoeuler_lib import files
 from nanoeuler_lib.command import cli
@@ -58,7 +59,6 @@ def valid_sets(folder):
 
 
 def found_of(seed=0, fraction=0.2, config=MODEL):
-    """What a dataset is given of a run."""
     settings = changed(RUN_CONFIG, seed=seed, valid_fraction=fraction)
     return checkpoint.Checkpoint(Path("run"), GPT(config), TOKENIZER, 0, settings, None, {})
 
@@ -174,15 +174,6 @@ def test_tokenizers_that_do_not_fit_are_told_and_no_folder_is_written_over(tmp_p
     assert "exists already" in error_of(made, tmp_path)
 
 
-def _flip(name, at):
-    def change(folder):
-        content = bytearray((folder / name).read_bytes())
-        content[at] ^= 1
-        (folder / name).write_bytes(content)
-
-    return change
-
-
 def _edit(sealed=True, **changes):
     def change(folder):
         head = json.loads((folder / "shards.json").read_text()) | changes
@@ -194,11 +185,10 @@ def _edit(sealed=True, **changes):
     return change
 
 
-DAMAGE = {  # of an index as of a checkpoint's description: see test_checkpoint.py
+DAMAGE = {
     "a shard that is missing": ("00001.npy: no such file", lambda folder: (folder / "00001.npy").unlink()),
-    "a shard cut short": ("00001.npy: SHA-256 is", lambda folder: os.truncate(folder / "00001.npy", 700)),
-    "a changed document": ("documents.npy: SHA-256 is", _flip("documents.npy", -9)),
-    "another tokenizer": ("tokenizer.json: SHA-256 is", _flip("tokenizer.json", -9)),
+    "a changed document": ("documents.npy: SHA-256 is", flipped("documents.npy")),
+    "another tokenizer": ("tokenizer.json: SHA-256 is", flipped("tokenizer.json")),
     "no index": ("shards.json: no such file", lambda folder: (folder / "shards.json").unlink()),
     "an index that is changed": ("shards.json: its digest does not match", _edit(False, tokens=3)),
     "numbers that do not fit": ("do not fit together", _edit(tokens=3)),
@@ -514,8 +504,8 @@ def failed(capsys, *words):
 
 
 def test_the_command(here, capsys):
-    words = ["train", "--data", "text", "--valid", "one", "--valid", "two", "--run", "run", *SHAPE]
-    assert cli.main([*words, "--steps", "0.3ktok", "--valid-every", "96tok", "--save-every", "145tok"]) == 0
+    words = "train --data text --valid one --valid two --run run".split()
+    assert cli.main([*words, *SHAPE, "--steps", "0.3ktok", "--valid-every", "96tok", "--save-every", "145tok"]) == 0
     head = checkpoint.read_head("run")
     assert head["step"] == math.ceil(300 / 48) == 7 and head["model"]["vocab_size"] == TOKENIZER.vocab_size
     assert (head["train"]["valid_every"], head["train"]["save_every"], head["train"]["warmup"]) == (2, 4, 2)
@@ -530,24 +520,25 @@ def test_the_command(here, capsys):
     assert "--valid FILE" in failed(capsys, "train", "--resume", "run", "--steps", "12")
     wrong = failed(capsys, "train", "--resume", "run", "--valid", "one", "--steps", "12")
     assert "--valid names 1, expected 2, as the run began" in wrong
-    again = ["train", "--resume", "run", "--valid", "one", "--valid", "zwei", "--steps", "12", "--quiet"]
-    assert cli.main(again) == 0
+    assert cli.main("train --resume run --valid one --valid zwei --steps 12 --quiet".split()) == 0
     assert checkpoint.read_head("run")["info"]["files"]["valid_2"] == str(here / "zwei")
 
 
-def test_what_the_command_says_of_shards(here, capsys):
+def test_the_command_says_what_it_wrote(here, capsys):
     capsys.readouterr()
-    write = "shards text.txt one.txt --tokenizer bpe.json --out".split()
-    assert cli.main([*write, "both", "--json"]) == 0
+    assert cli.main("shards text.txt one.txt --tokenizer bpe.json --out both --json".split()) == 0
     both = Shards("both")
     told = {"out": "both", "tokens": both.tokens, "documents": 34, "bytes": both.bytes}
     assert json.loads(capsys.readouterr().out) == told
-    begin = ["train", "--run", "run", *SHAPE, "--data"]
-    assert "expected no --tokenizer" in failed(capsys, *begin, "text", "--tokenizer", "bpe.json")
-    assert "--valid is given 2 times, expected one text" in failed(
-        capsys, *begin, "text.txt", "--valid", "one.txt", "--valid", "two.txt"
-    )
-    assert "one.txt" in failed(capsys, *begin, "text", "--valid", "one.txt")
-    assert "exists already" in failed(capsys, *write, "one")
-    assert "--workers is 0" in failed(capsys, *write, "new", "--workers", "0")
-    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("line, said", [
+    ("train --run run --data text --tokenizer bpe.json", "expected no --tokenizer"),
+    ("train --run run --data text.txt --valid one.txt --valid two.txt", "--valid is given 2 times, expected one text"),
+    ("train --run run --data text --valid one.txt", "one.txt"),
+    ("shards text.txt --tokenizer bpe.json --out one", "exists already"),
+    ("shards text.txt --tokenizer bpe.json --out new --workers 0", "--workers is 0"),
+])  # fmt: skip
+def test_the_command_refuses(here, capsys, line, said):
+    shape = SHAPE if line.startswith("train") else []
+    assert said in failed(capsys, *line.split(), *shape) and not Path("run").exists()
