@@ -58,8 +58,6 @@ def test_what_the_description_says(folder):
     assert text.startswith('{\n "format"') and text.endswith("}\n") and '"ü"' in text
     moments = load_file(folder / "optimizer.safetensors")
     assert moments.keys() == {f"{kind}.{name}" for kind in "mv" for name in MODEL.params}
-    modes = {file.stat().st_mode for file in folder.iterdir()}
-    assert len(modes) == 1, "who may read one may read all"
     assert checkpoint.read_head(folder) == head == checkpoint.read_head(str(folder))
 
 
@@ -226,7 +224,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_library_reads_again_is_of_its_kind(folder, name):
-    """Of another kind it is damaged, or not ours: refused at the door, not where it is used."""
     values, expected = REFUSED[name]
     for value in values:
         seal(folder, info=INFO | {name: value})

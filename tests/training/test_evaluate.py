@@ -22,7 +22,6 @@ matplotlib.use("agg")
 
 
 def by_definition(text: list[int], context: tuple, token: int, V: int, strength: Fraction) -> Fraction:
-    """Equation of chapter 03, by scanning the text for the context, in exact fractions."""
     shorter = by_definition(text, context[1:], token, V, strength) if context else Fraction(1, V)
     k = len(context)
     after = [text[i] for i in range(k, len(text)) if tuple(text[i - k : i]) == context]
@@ -138,7 +137,6 @@ def test_log_probabilities_are_those_of_head_0_and_do_not_overflow():
 
 
 def test_surprise_text_marks_tokens():
-    """A number is at the end of its line, and so is that of a line break; 12 bits, past the scale's end, is darkest."""
     text, lengths = "Käthe ran. She won.", [6, 4, 1, 4, 5]
     values, underlined = np.array([0.2, 3.4, 0.0, 12.0, 0.94, 9.9]), np.array([0, 1, 0, 0, 1, 1], bool)
     fig, (ax, other) = plt.subplots(2)

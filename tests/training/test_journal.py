@@ -24,7 +24,6 @@ from nanoeuler_lib.training import checkpoint, datasets, journal, loop, run_fold
 
 
 def test_what_a_run_logs_and_in_which_order(tmp_path):
-    """A step, its vital signs at the first, at validations and at the end, the validation, the sample."""
     config = changed(RUN_CONFIG, steps=7, valid_every=3, sample_every=2, save_every=4)
     heard, errors = [], []
 

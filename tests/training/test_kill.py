@@ -32,7 +32,6 @@ def test_killed_and_started_again(options, least):
 
 
 def test_two_runs_into_one_folder(tmp_path):
-    """The second is refused in one line, whether it starts or resumes; the first one's files stay as they are."""
     run, messages = tmp_path / "run", []
     begin = lambda run, **named: train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True, **named)
 
@@ -106,7 +105,6 @@ for start in (
 
 
 def test_folder_without_rights(tmp_path):
-    """Nothing may be written there, or not even looked at: one line each, and nothing changes."""
     train.train(tmp_path / "run", run_text(), RUN_MODEL, changed(RUN_CONFIG, steps=1), quiet=True)
     (tmp_path / "closed").mkdir()
     (tmp_path / "run" / "lock").chmod(0o400)

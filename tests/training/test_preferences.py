@@ -57,7 +57,6 @@ def odd_batch(config, pairs, time, seed=0):
 
 
 def by_hand(nats, reference, beta, noise, robust):
-    """The loss of nats [B, T], one pair after the other, in the papers' words."""
     total = 0.0
     for i in range(0, len(nats), 2):
         ratio = [-math.fsum(nats[j]) - reference[j] for j in (i, i + 1)]

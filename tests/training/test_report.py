@@ -248,7 +248,6 @@ def test_a_run_without_validation_and_one_that_needs_no_bits():
 
 
 def test_layers_by_step():
-    """A line for each group, its norm above and its update below; a size of 0 is left out."""
     names = [f"layers.{i}" for i in range(11)]
     sizes = lambda step: {name: [i + step, (i + 1) * 1e-3 * step] for i, name in enumerate(names)}
     log = [{"step": step, "groups": sizes(step)} for step in (1, 4, 9)]
@@ -273,7 +272,6 @@ def test_layers_by_step():
 
 
 def test_live_draws_again_when_its_seconds_have_passed(monkeypatch):
-    """Entries between two drawings are kept; each drawing takes the place of the one before, and has the floor."""
     import IPython.display
 
     shown, clock = [], [100.0]

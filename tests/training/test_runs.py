@@ -127,7 +127,6 @@ def held(dataset, step):
 
 
 def test_end_of_text_has_no_bytes_but_costs_bits():
-    """Documents: the bits of the end-of-text tokens count, over the bytes of the text alone."""
     config = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=9, vocab_size=257, predict=1)
     model = GPT(config)
     model.params["heads"][...] = 0  # log2(257) bits each
