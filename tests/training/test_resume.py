@@ -297,25 +297,32 @@ def test_under_nohup_a_hangup_stays_ignored_and_another_thread_sets_no_handler()
 # What goes wrong.
 
 
-@pytest.mark.parametrize("what, step, said", [("loss", 5, "loss is nan"), ("gradient", 4, "loss is 5.")])
-def test_a_step_that_is_not_finite_is_not_taken(tmp_path, what, step, said):
-    """The gradient may hold an infinity while the loss is a number. The run stops and goes on from its checkpoint."""
-    original, run, reached = Step.gradient, tmp_path / "run", (step - 1) // 2 * 2
+@pytest.mark.parametrize("slope, losses, said", [
+    (1e-3, [np.nan, 1], "loss is nan and"), (1e-3, [2, np.nan], "loss is 2 and"),  # of a later head
+    (np.inf, [2, 1], "loss is 2 and the gradient's norm inf"),
+    (1e30, [2, 1], "loss is 2 and the gradient's norm inf"),  # 1e60 is no float32
+])  # fmt: skip
+def test_a_step_that_is_not_finite_is_not_taken(tmp_path, slope, losses, said):
+    """Nothing moves, the run stops, and it goes on from its checkpoint."""
+    original, run, kept = Step.gradient, tmp_path / "run", []
 
     def gradient(self, *batch):
-        losses = original(self, *batch)
-        if self.optimizer.step == step - 1:
-            self.grads[0]["heads"][0, 0] = np.inf
-            return losses * np.nan if what == "loss" else losses
-        return losses
+        found = original(self, *batch)
+        if self.optimizer.step < 4:
+            return found
+        kept.extend([self, *(x.flat.copy() for x in (self.model.params, self.optimizer.m, self.optimizer.v))])
+        self.grads[0].flat.fill(slope)
+        return np.array(losses)
 
     with patch.object(Step, "gradient", gradient):
         message = error_of(begin, run)
-    assert message.startswith(f"step {step}: {said}") and "lower the learning rate" in message
-    assert (" gradient's norm inf" in message) == (what == "gradient")
-    assert f"the checkpoint of step {reached} is intact" in message
-    found = checkpoint.load(run, training=True)
-    assert found.step == reached and np.isfinite(found.model.params.flat).all()
+    assert message.startswith(f"step 5: {said}") and "lower the learning rate" in message
+    assert "the checkpoint of step 4 is intact" in message
+    step, *before = kept
+    assert step.optimizer.step == 4
+    for was, now in zip(before, (step.model.params, step.optimizer.m, step.optimizer.v), strict=True):
+        assert np.array_equal(was, now.flat) and np.isfinite(was).all()
+    assert np.array_equal(checkpoint.load(run, training=True).model.params.flat, before[0])
     resume(run)
     assert checkpoint.load(run).step == 6
 

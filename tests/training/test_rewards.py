@@ -209,10 +209,16 @@ def test_answers_serve_several_steps_and_the_base_stays(tmp_path, kl):
     clipped = [entry["clipped"] for entry in figures]
     assert max(clipped[::2]) == 0 < max(clipped[1::2])
     assert len({entry["reward"] for entry in figures}) > 2 and len(figures) == 8
+    assert all(tuple(entry) == rewards.FIGURES for entry in figures)
     assert base()[0].params.flat.tobytes() == before
     again = partial(error_of, loop.resume, tmp_path / "run", problems, held_out, **named)
     assert "expected a multiple of 2" in again(steps=11)
-    if kl:
+    if not kl:
+        named["verifiers"] = {"route": lambda problem, answer: 1.0}
+        train.reinforce(tmp_path / "equal", base(), problems, held_out, config, SETTINGS, **named)
+        warnings = [entry["warning"] for entry in run_folder.read_log(tmp_path / "equal") if "warning" in entry]
+        assert any("no group has two different rewards" in text for text in warnings)
+    else:
         file = tmp_path / "run" / "reference.safetensors"
         file.write_bytes(file.read_bytes()[:-4] + b"abcd")
         assert "is not the model that the run began with" in again(steps=12)
