@@ -85,10 +85,8 @@ def test_a_write_that_fails_leaves_what_was_there(folder, place):
             raise OSError(5, "Input/output error")
         original(old, new)
 
-    change = patch.object(checkpoint.os, "replace", replace)
-    if place == "sync":
-        change = patch.object(checkpoint, "sync", side_effect=OSError(5, "Input/output error"))
-    with change:
+    full = patch.object(checkpoint, "sync", side_effect=OSError(5, "Input/output error"))
+    with full if place == "sync" else patch.object(checkpoint.os, "replace", replace):
         assert error_of(checkpoint.save, folder, MODEL, TOKENIZER, 6) == (
             f"{folder}: cannot write the checkpoint (Input/output error); earlier ones are intact"
         )

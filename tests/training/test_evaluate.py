@@ -15,7 +15,7 @@ from nanoeuler_book import evaluate, figures, town
 from nanoeuler_book.ngram import Ngrams
 from nanoeuler_lib.model import GPT, init
 from nanoeuler_lib.model.gradcheck import CHECK_CONFIG, check_batch
-from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT
 from nanoeuler_lib.training.checkpoint import load_pretrained
 
 matplotlib.use("agg")
@@ -54,15 +54,6 @@ def test_a_lower_order_of_a_model_is_the_model_of_that_order():
         alone = Ngrams(text, 6, order).probabilities(tokens)
         assert np.array_equal(Ngrams(text, 6, 4).probabilities(tokens, order), alone)
     assert np.allclose(Ngrams(text, 6, 1).probabilities(tokens, order=0), 1 / 6), "all tokens are alike"
-
-
-def test_the_first_id_is_a_token_as_any_other():
-    """A tokenizer whose id 0 is the letter e: all ids but that of the end of text stand for what was scored."""
-    order = [ord("e"), *(byte for byte in range(256) if byte != ord("e"))]
-    tokenizer, stories = Tokenizer([], [END_OF_TEXT], order), list(konigsberg.stories(3, seed=5))
-    found = evaluate.measure(lambda tokens: np.zeros((*tokens.shape, 257)) - np.log(257), tokenizer, stories)
-    assert len(found.nats) == sum(len(story.text.encode()) + 1 for story in stories)
-    assert np.allclose(found.nats, np.log(257)), "what knows nothing pays log V each"
 
 
 def test_every_number_of_a_measurement():

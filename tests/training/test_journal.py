@@ -123,18 +123,6 @@ def test_a_profile_is_of_the_second_step_and_those_behind_it(tmp_path, capfd, pr
     assert tables == [f"where {profile} steps went"] * ("unwatched" in expected)
 
 
-def test_a_run_that_gets_more_steps_is_told_what_they_mean(tmp_path):
-    """That the data will repeat is said when the number of steps changes, at the step from which it goes on."""
-    run = tmp_path / "run"
-    config = changed(RUN_CONFIG, steps=2, valid_every=9, sample_every=0)
-    train.train(run, run_text(), RUN_MODEL, config, quiet=True)
-    with patch.object(journal.Watch, "begin", return_value=["the data will repeat"]):
-        for steps in (None, 2, 4, 4):
-            loop.resume(run, run_text(), quiet=True, steps=steps)
-    warnings = [entry for entry in run_folder.read_log(run) if "repeat" in entry.get("warning", "")]
-    assert warnings == [{"step": 2, "warning": "the data will repeat"}]
-
-
 def test_the_floor_is_that_of_the_held_out_stories():
     text = konigsberg.corpus(2_000, 3)
     assert sources.floor(text) == round(konigsberg.floor(text), 6) > 0

@@ -43,10 +43,7 @@ def test_two_runs_into_one_folder(tmp_path):
             assert partial.exists(), "only the one that writes sweeps"
 
     begin(run, on_entry=intrude)
-    assert messages == [
-        f"{run}: another process is training into this folder, expected one at a time",
-        f"{run}: exists and is not an empty folder, expected a new one (or --resume {run})",
-    ]
+    assert "another process is training into this folder" in messages[0] and "expected a new one" in messages[1]
     begin(tmp_path / "alone")
     assert_same_run(tmp_path / "alone", run)
     loop.resume(run, run_text(), quiet=True)  # the lock is free again

@@ -251,22 +251,20 @@ def test_layers_by_step():
     names = [f"layers.{i}" for i in range(11)]
     sizes = lambda step: {name: [i + step, (i + 1) * 1e-3 * step] for i, name in enumerate(names)}
     log = [{"step": step, "groups": sizes(step)} for step in (1, 4, 9)]
-    log[1]["groups"]["layers.2"] = [0.0, 0.0]
+    log[1]["groups"]["layers.2"] = [0.0, 0.0]  # left out
     del log[2]["groups"]["layers.3"]
     log.insert(1, {"step": 2, "loss": 1.0})
     upper, lower = report.draw_layers(log).axes
-    for axes, part in ((upper, 0), (lower, 1)):
+    for axes, part, said in ((upper, 0, "gradient norm"), (lower, 1, "update size / weight size")):
         assert [line.get_label() for line in axes.lines] == names
-        assert (axes.get_xlabel(), axes.get_yscale()) == ("step", "log")
+        assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_yscale()) == ("step", said, "log")
         for name, line in zip(names, axes.lines):
             entries = [entry for entry in log if name in entry.get("groups", ())]
             shown = [entry["groups"][name][part] or math.nan for entry in entries]
             assert data(line)[0] == [entry["step"] for entry in entries]
             assert np.array_equal(data(line)[1], shown, equal_nan=True)
-        styles = [line.get_marker() for line in axes.lines]
-        assert len(set(styles[:10])) == 10 and styles[10] == styles[0]
-    assert (upper.get_ylabel(), lower.get_ylabel()) == ("gradient norm", "update size / weight size")
-    assert labels(lower) == names and upper.get_legend() is None
+        assert len({line.get_marker() for line in axes.lines}) == 10, "lines can be told apart"
+    assert labels(lower) == names
     upper, lower = report.draw_layers([{"step": 1, "loss": 1.0}]).axes
     assert not upper.lines and lower.get_legend() is None and upper.get_yscale() == "linear"
 

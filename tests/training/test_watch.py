@@ -210,7 +210,8 @@ def test_a_run_says_it_and_logs_it_once(tmp_path, capfd):
         warnings = [entry["warning"] for entry in run_folder.read_log(run) if "warning" in entry]
         assert [" ".join(text.split()[:4]) for text in warnings] == ["the data will repeat:", "step 1: the gradient"]
         assert "vanishes in layers.0" in warnings[1] and f"warning: {warnings[0]}" in "".join(capfd.readouterr())
-        loop.resume(run, text, quiet=True, steps=31)
+        for steps in (None, 31, 31):
+            loop.resume(run, text, quiet=True, steps=steps)
     again = [entry["warning"] for entry in run_folder.read_log(run) if "warning" in entry]
     assert again[:2] == warnings and [text[:20] for text in again[2:]] == [warnings[0][:20]], (
         "of the new number of steps"
