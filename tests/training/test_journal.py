@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from oracles import RUN_CONFIG, RUN_MODEL, changed, run_text
+from oracles import RUN_CONFIG, RUN_MODEL, changed, error_of, run_text
 
 import konigsberg
 from nanoeuler_lib import __version__
@@ -21,6 +21,11 @@ from nanoeuler_lib.model.step import Step
 from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import checkpoint, datasets, journal, loop, run_folder, run_json, train
+
+
+def test_only_launches_of_a_gpu_are_profiled(tmp_path):
+    message = error_of(train.train, tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, profile=1)
+    assert message.startswith("profile times the launches of a GPU, and this run is on the CPU")
 
 
 def test_what_a_run_logs_and_in_which_order(tmp_path):
@@ -71,9 +76,8 @@ def test_what_run_json_says(tmp_path):
     head = json.loads(text)
     assert list(head) == ["version", "started", "machine", "model", "train", "data"] and head["version"] == __version__
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", head["started"])
-    assert head["machine"] == (
-        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}"
-    )
+    place = f"{platform.system()} {platform.machine()}"
+    assert head["machine"] == f"{place}, {os.cpu_count()} cores, NumPy {np.__version__}"
     assert (head["model"], head["train"]) == (RUN_MODEL.to_dict(), RUN_CONFIG.to_dict())
     found = checkpoint.load(tmp_path / "run")
     assert found.tokenizer.merges == [(97, 98)], "the one that was given"

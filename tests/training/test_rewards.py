@@ -108,7 +108,7 @@ def test_advantages():
 
 def test_k3_of_a_small_distance_does_not_cancel():
     tiny = rewards.kl_terms(np.array([-1.0]), np.array([-1.0 - 1e-9]), "k3")[0]
-    close(tiny, [5e-19], 1e-6, "k3")
+    assert tiny == pytest.approx(5e-19, rel=1e-6, abs=0)
 
 
 CONFIGS = {

@@ -306,15 +306,14 @@ def test_a_sample_is_windows_at_equal_distances(tmp_path):
 @pytest.mark.parametrize("sampled", [True, False])
 def test_when_a_validation_is_whole(tmp_path, sampled):
     """Before the first step, every tenth time and at the end; the vital signs are looked at then, too."""
-    asked = []
-
-    def validation(self, model, whole=True):
-        asked.append(whole)
-        return {"valid_bits_per_byte": 1.0}
-
     config, most = changed(RUN_CONFIG, steps=45, valid_every=2, save_every=50), 100 if sampled else 10**6
-    with patch.object(ShardDataset, "validation", validation), patch.object(datasets, "SAMPLE", most):
+    measured = {"valid_bits_per_byte": 1.0}
+    with (
+        patch.object(ShardDataset, "validation", return_value=measured) as validation,
+        patch.object(datasets, "SAMPLE", most),
+    ):
         train.pretrain(tmp_path / "run", made(tmp_path), None, MODEL, config, quiet=True)
+    asked = [whole for (_, whole), _ in validation.call_args_list]
     wholes = [2 * i for i, whole in enumerate(asked[:-1]) if whole]
     assert wholes == ([0, 20, 40] if sampled else [*range(0, 45, 2)]) and asked[-1] and len(asked) == 24
     looked = [entry["step"] for entry in run_folder.read_log(tmp_path / "run") if "groups" in entry]
@@ -454,17 +453,15 @@ def test_killed_in_the_middle_of_a_shard(tmp_path):
 
 
 def test_two_at_once_are_kept_apart(tmp_path):
-    said = []
+    said, original = [], shards._Stream.close
 
     def intrude(self):
         said.append(error_of(made, tmp_path))
         original(self)
 
-    original = shards._Stream.close
     with patch.object(shards._Stream, "close", intrude):
-        found = made(tmp_path)
+        assert made(tmp_path).documents == 30
     assert said == [f"{tmp_path / 'shards'}: another process is writing it, expected one at a time"]
-    assert found.documents == 30
 
 
 # The command.
