@@ -15,16 +15,13 @@ from nanoeuler_book import evaluate, figures, town
 from nanoeuler_book.ngram import Ngrams
 from nanoeuler_lib.model import GPT, init
 from nanoeuler_lib.model.gradcheck import CHECK_CONFIG, check_batch
-from nanoeuler_lib.text import data
-from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT
 from nanoeuler_lib.training.checkpoint import load_pretrained
-from nanoeuler_lib.training.datasets import bits_per_byte
 
 matplotlib.use("agg")
 
 
 def by_definition(text: list[int], context: tuple, token: int, V: int, strength: Fraction) -> Fraction:
-    """Equation of chapter 03, by scanning the text for the context, in exact fractions."""
     shorter = by_definition(text, context[1:], token, V, strength) if context else Fraction(1, V)
     k = len(context)
     after = [text[i] for i in range(k, len(text)) if tuple(text[i - k : i]) == context]
@@ -59,24 +56,6 @@ def test_a_lower_order_of_a_model_is_the_model_of_that_order():
     assert np.allclose(Ngrams(text, 6, 1).probabilities(tokens, order=0), 1 / 6), "all tokens are alike"
 
 
-def test_measure_counts_a_gpt_as_bits_per_byte_does():
-    model, tokenizer = load_pretrained()
-    stories = list(konigsberg.stories(5, seed=77))
-    found = evaluate.measure(model, tokenizer, stories, rows=2)
-    tokens = data.tokenize(data.SEPARATOR.join(story.text for story in stories), tokenizer)
-    assert found.bits_per_byte == pytest.approx(bits_per_byte(model, tokens), rel=1e-4)
-    assert found.floor == pytest.approx(konigsberg.floor(story.text for story in stories))
-
-
-def test_the_first_id_is_a_token_as_any_other():
-    """A tokenizer whose id 0 is the letter e: all ids but that of the end of text stand for what was scored."""
-    order = [ord("e"), *(byte for byte in range(256) if byte != ord("e"))]
-    tokenizer, stories = Tokenizer([], [END_OF_TEXT], order), list(konigsberg.stories(3, seed=5))
-    found = evaluate.measure(lambda tokens: np.zeros((*tokens.shape, 257)) - np.log(257), tokenizer, stories)
-    assert len(found.nats) == sum(len(story.text.encode()) + 1 for story in stories)
-    assert np.allclose(found.nats, np.log(257)), "what knows nothing pays log V each"
-
-
 def test_every_number_of_a_measurement():
     """Rows of end-of-text, story, end-of-text, sixteen at a time; the truth of each token, 0 bits for a story's end."""
     _, tokenizer = load_pretrained()
@@ -109,6 +88,7 @@ def test_every_number_of_a_measurement():
     assert np.array_equal(found.tag, np.concatenate([[*truth.tag, konigsberg.GRAMMAR] for truth in truths]))
     assert np.array_equal(found.words, np.concatenate([[*truth.words, -1] for truth in truths]))
     assert found.bytes == sum(len(story.text.encode()) for story in stories)
+    assert found.floor == pytest.approx(konigsberg.floor(story.text for story in stories))
 
 
 def test_accuracy_is_over_a_tag_beyond_a_distance():
@@ -148,7 +128,6 @@ def test_log_probabilities_are_those_of_head_0_and_do_not_overflow():
 
 
 def test_surprise_text_marks_tokens():
-    """A number is at the end of its line, and so is that of a line break; 12 bits, past the scale's end, is darkest."""
     text, lengths = "Käthe ran. She won.", [6, 4, 1, 4, 5]
     values, underlined = np.array([0.2, 3.4, 0.0, 12.0, 0.94, 9.9]), np.array([0, 1, 0, 0, 1, 1], bool)
     fig, (ax, other) = plt.subplots(2)

@@ -57,7 +57,6 @@ def odd_batch(config, pairs, time, seed=0):
 
 
 def by_hand(nats, reference, beta, noise, robust):
-    """The loss of nats [B, T], one pair after the other, in the papers' words."""
     total = 0.0
     for i in range(0, len(nats), 2):
         ratio = [-math.fsum(nats[j]) - reference[j] for j in (i, i + 1)]
@@ -104,19 +103,7 @@ def test_any_split_into_micro_batches_gives_the_same_gradient(micro, workers, mo
     oracles.close(figures, expected, 1e-12)
 
 
-def test_what_the_losses_mean():
-    """At the reference a pair tells nothing; noise ends at its log-odds; the robust mean is the clean loss."""
-    rng = np.random.default_rng(2)
-    reference, logps = rng.normal(-9, 3, (2, 5, 2))
-    losses, slopes = dpo_loss(reference, reference, 0.1)
-    np.testing.assert_allclose(losses, math.log(2))
-    np.testing.assert_allclose(slopes, np.tile([-0.05, 0.05], (5, 1)))
-    at = math.log(0.9 / 0.1) / 0.5
-    assert abs(dpo_loss(np.array([[at, 0.0]]), np.zeros((1, 2)), 0.5, 0.1)[1]).max() < 1e-15
-    clean, noisy = dpo_loss(logps, reference, 0.5)[0], []
-    for pair in (slice(None), slice(None, None, -1)):
-        noisy.append(dpo_loss(logps[:, pair], reference[:, pair], 0.5, 0.3, True)[0])
-    np.testing.assert_allclose(0.7 * noisy[0] + 0.3 * noisy[1], clean)
+def test_losses_far_from_the_reference_do_not_overflow():
     far = dpo_loss(np.array([[5e3, 0.0], [0.0, 5e3]]), np.zeros((2, 2)), 1.0)
     np.testing.assert_array_equal(far[0], [0, 5e3])
     np.testing.assert_array_equal(far[1], [[0, 0], [-1, 1]])
@@ -167,12 +154,9 @@ def test_a_run_learns_and_leaves_its_reference_alone(tmp_path):
     assert "| data | pairs, 24 pairs to train on |" in page and "| step | nats a pair | accuracy |" in page
     file = tmp_path / "run" / "reference.safetensors"
     good = file.read_bytes()
-    for damaged, said in (
-        (good[:-8] + b"\0" * 8, "not the one that the run began with"),
-        (good[:-1], "cannot be read"),
-    ):
+    for damaged, told in ((good[:-8] + b"\0" * 8, "the one that the run began with"), (good[:-1], "cannot be read")):
         file.write_bytes(damaged)
-        assert said in error_of(loop.resume, tmp_path / "run", PAIRS, HELD_OUT, steps=61)
+        assert told in error_of(loop.resume, tmp_path / "run", PAIRS, HELD_OUT, steps=61)
 
 
 @pytest.mark.parametrize("option, values, said", [
@@ -241,24 +225,15 @@ def test_built_in_pairs_differ_in_their_reason_alone():
 
 
 def test_the_command(tmp_path, capsys):
-    """It begins, goes on with what it began with, and refuses in one line a card and the run of another command."""
     texts = [{"prompt": c[0][0], "chosen": c[0][1], "rejected": r[0][1]} for c, r in PAIRS]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, texts)))
     data, run = ["--data", str(tmp_path / "pairs.jsonl")], str(tmp_path / "run")
-    begin = ["dpo", *data, "--run", run, *"--steps 2 --batch 2 --beta 0.3 --workers 1 --quiet".split()]
-    assert cli.main(begin) == 0
+    assert cli.main(["dpo", *data, "--run", run, *"--steps 2 --batch 2 --beta 0.3 --workers 1 --quiet".split()]) == 0
     assert cli.main(["dpo", "--resume", run, "--steps", "3", "--quiet"]) == 0
     assert checkpoint.read_head(run)["step"] == 3 and checkpoint.read_head(run)["info"]["beta"] == 0.3
     assert "validation 0." in capsys.readouterr().out
-    for words, told in (
-        (["dpo", "--run", run + "2", "--device", "gpu"], "--device must be cpu for dpo, got 'gpu'"),
-        (["dpo", "--resume", run, "--beta", "1"], "--resume takes its settings from the run, got also --beta"),
-        (["sft", "--resume", run], "was not begun by nanoeuler sft"),
-        (begin, "exists and is not an empty folder"),
-    ):
-        assert cli.main(words) == 2
-        error = capsys.readouterr().err
-        assert told in error and error.count("\n") == 1
+    assert cli.main(["sft", "--resume", run]) == 2
+    assert "was not begun by nanoeuler sft" in capsys.readouterr().err
 
 
 def graded(problem, said):

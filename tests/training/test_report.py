@@ -29,19 +29,11 @@ LOG = [
     {"step": 3, "loss": 4.5, "rate": 0.1, "norm": 0.25, "tokens_per_second": 2000},
     {"step": 3, "sample": "She"},
 ]
+SIZES = {"train_tokens": 900, "valid_tokens": 100, "train_examples": 7}
 HEAD = {
-    "version": "1",
-    "machine": "a | b",
-    "model": {"dim": 4},
-    "train": {"steps": 5, "rate": 0.5},
-    "data": {
-        "train_tokens": 900,
-        "valid_tokens": 100,
-        "train_examples": 7,
-        "source": "über",
-        "floor_bits_per_byte": 0.5,
-    },
-}
+    "version": "1", "machine": "a | b", "model": {"dim": 4}, "train": {"steps": 5, "rate": 0.5},
+    "data": SIZES | {"source": "über", "floor_bits_per_byte": 0.5},
+}  # fmt: skip
 PAGE = """\
 # my run
 
@@ -126,18 +118,16 @@ def run_of(folder, head, log):
 
 def test_a_whole_page(tmp_path):
     run, open_before = run_of(tmp_path, HEAD, LOG), plt.get_fignums()
-    with patch.object(report, "draw_loss", wraps=report.draw_loss) as loss:
-        with patch.object(report, "draw_layers", wraps=report.draw_layers) as layers:
-            page = report.report(run)
+    with (
+        patch.object(report, "draw_loss", wraps=report.draw_loss) as loss,
+        patch.object(report, "draw_layers", wraps=report.draw_layers) as layers,
+    ):
+        page = report.report(run)
     loss.assert_called_once_with(LOG, 0.5)
     layers.assert_called_once_with(LOG)
     assert page == run / "report" / "report.md" and page.read_text("utf-8") == PAGE
     assert sorted(f.name for f in page.parent.iterdir()) == ["layers.png", "loss.png", "report.md"]
     assert plt.get_fignums() == open_before, "figures that are written are closed"
-
-
-def test_a_page_elsewhere_and_once_more(tmp_path, undrawn):
-    run = run_of(tmp_path, HEAD, LOG)
     for _ in range(2):
         page = report.report(str(run), str(tmp_path / "a" / "b"))
         assert page == tmp_path / "a" / "b" / "report.md" and page.read_text("utf-8") == PAGE
@@ -148,20 +138,14 @@ def test_a_page_of_a_run_that_has_little_to_say(tmp_path, undrawn):
     head = {"model": {}, "train": {"steps": 5}, "data": {}}
     log = [{"step": 5, "loss": 4.0, "rate": 0.1, "norm": 1.2345, "tokens_per_second": 7}]
     short = report.report(run_of(tmp_path, head, log)).read_text("utf-8")
-    facts = [line for line in short.splitlines() if line.startswith("| ") and line != "| | |"]
-    assert facts == [
-        "| steps | 5 of 5 |", "| data | None,  to train on |", "| machine | None |",
-        "| throughput | 7 tokens a second (median); 0 tokens in 0 s of steps |", "| gradient norm | median 1.23 |",
-    ]  # fmt: skip
+    assert "| data | None,  to train on |" in short and "| gradient norm | median 1.23 |" in short
     assert "## Warnings\n\nNone.\n\n## Settings\n" in short
     head["data"]["floor_bits_per_byte"] = 0.5  # without a validation nothing is above it
     assert report.report(run_of(tmp_path, head, log)).read_text("utf-8") == short
-    head["data"]["floor_bits_per_byte"] = "low"  # edited: nobody knows it
-    log += [{"step": 5, "valid_bits_per_byte": 2}]
-    page = report.report(run_of(tmp_path, head, log)).read_text("utf-8")
-    assert "floor" not in page and "\n| step | bits per byte |\n|--:|--:|\n| 5 | 2.0000 |\n\n## Settings" in page
-    head["data"]["floor_bits_per_byte"] = 1  # a whole number is one
-    assert "above the floor" in report.report(run_of(tmp_path, head, log)).read_text("utf-8")
+    for floor, known in (("low", False), (1, True)):  # edited: nobody knows it
+        head["data"]["floor_bits_per_byte"] = floor
+        page = report.report(run_of(tmp_path, head, [*log, {"step": 5, "valid_bits_per_byte": 2}])).read_text("utf-8")
+        assert ("above the floor" in page) == known and "\n| 5 | 2.0000 |" in page
 
 
 def test_a_warning_may_be_long_and_a_fact_not(tmp_path, undrawn):
@@ -172,13 +156,12 @@ def test_a_warning_may_be_long_and_a_fact_not(tmp_path, undrawn):
     assert f"| machine | {'m' * 300} ... {'m' * 300} |\n" in page
 
 
-NONE = [*(("not readable as JSON (", text) for text in ("{", '{"a": NaN}', "[" * 99_999)),
-        *(("model, train or data is missing: edited", text) for text in (
-            "[]", '{"model": {}, "train": {}}', '{"model": {}, "train": {}, "data": 1}',
-            '{"model": [], "train": {}, "data": {}}', '{"model": {}, "train": null, "data": {}}'))]  # fmt: skip
-
-
-@pytest.mark.parametrize("expected, text", NONE, ids=lambda text: text[:40])
+@pytest.mark.parametrize("text, expected", [
+    ("{", "not readable as JSON ("), ('{"a": NaN}', "not readable as JSON ("),
+    ("[]", "model, train or data is missing: edited"),
+    ('{"model": {}, "train": {}}', "model, train or data is missing: edited"),
+    ('{"model": [], "train": {}, "data": {}}', "model, train or data is missing: edited"),
+])  # fmt: skip
 def test_a_description_that_is_none(tmp_path, text, expected):
     run = run_of(tmp_path, text, LOG)
     assert error_of(report.report, run).startswith(f"{run}/run.json: {expected}") and not (run / "report").exists()
@@ -195,7 +178,6 @@ def test_where_no_page_can_be_written(tmp_path):
 
 
 def test_each_validation_set_has_its_dotted_line_and_its_name():
-    """In a set that came later there are fewer points; a long name is cut."""
     sets = [{"one": 3.0}, {"one": 2.0, "t" * 50: 4.0}]
     log = [{"step": n, "valid_bits_per_byte": 2.5, "valid_sets": found} for n, found in enumerate(sets)]
     right = report.draw_loss(log, 0.5).axes[1]
@@ -250,8 +232,7 @@ def test_the_loss_and_its_mean(floor):
     assert np.allclose(data(mean)[1], expected, rtol=1e-12)
     assert labels(upper) == ["each step", "mean of 50 steps"]
     assert labels(lower) == ["validation"] + (["floor: the source itself"] if floor else [])
-    assert upper.get_xlabel() == lower.get_xlabel() == "step" and upper.get_ylabel() == "training loss, nats a token"
-    assert lower.get_ylabel() == "validation, bits per byte"
+    assert (upper.get_ylabel(), lower.get_ylabel()) == ("training loss, nats a token", "validation, bits per byte")
     assert data(lower.lines[0]) == [[0, 60, 120], [8.0, 2.5, 1.75]]
     assert (upper.get_yscale(), lower.get_yscale()) == ("linear", "log")
     assert [line.get_ydata()[0] for line in lower.lines[1:]] == ([1.25] if floor else [])
@@ -267,32 +248,28 @@ def test_a_run_without_validation_and_one_that_needs_no_bits():
 
 
 def test_layers_by_step():
-    """A line for each group, its norm above and its update below; a size of 0 is left out."""
     names = [f"layers.{i}" for i in range(11)]
     sizes = lambda step: {name: [i + step, (i + 1) * 1e-3 * step] for i, name in enumerate(names)}
     log = [{"step": step, "groups": sizes(step)} for step in (1, 4, 9)]
-    log[1]["groups"]["layers.2"] = [0.0, 0.0]
+    log[1]["groups"]["layers.2"] = [0.0, 0.0]  # left out
     del log[2]["groups"]["layers.3"]
     log.insert(1, {"step": 2, "loss": 1.0})
     upper, lower = report.draw_layers(log).axes
-    for axes, part in ((upper, 0), (lower, 1)):
+    for axes, part, said in ((upper, 0, "gradient norm"), (lower, 1, "update size / weight size")):
         assert [line.get_label() for line in axes.lines] == names
-        assert (axes.get_xlabel(), axes.get_yscale()) == ("step", "log")
+        assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_yscale()) == ("step", said, "log")
         for name, line in zip(names, axes.lines):
             entries = [entry for entry in log if name in entry.get("groups", ())]
             shown = [entry["groups"][name][part] or math.nan for entry in entries]
             assert data(line)[0] == [entry["step"] for entry in entries]
             assert np.array_equal(data(line)[1], shown, equal_nan=True)
-        styles = [line.get_marker() for line in axes.lines]
-        assert len(set(styles[:10])) == 10 and styles[10] == styles[0]
-    assert (upper.get_ylabel(), lower.get_ylabel()) == ("gradient norm", "update size / weight size")
-    assert labels(lower) == names and upper.get_legend() is None
+        assert len({line.get_marker() for line in axes.lines}) == 10, "lines can be told apart"
+    assert labels(lower) == names
     upper, lower = report.draw_layers([{"step": 1, "loss": 1.0}]).axes
     assert not upper.lines and lower.get_legend() is None and upper.get_yscale() == "linear"
 
 
 def test_live_draws_again_when_its_seconds_have_passed(monkeypatch):
-    """Entries between two drawings are kept; each drawing takes the place of the one before, and has the floor."""
     import IPython.display
 
     shown, clock = [], [100.0]

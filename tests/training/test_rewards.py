@@ -13,7 +13,6 @@ from oracles import assert_same_run, close, error_of, random_parameters
 
 import konigsberg
 from konigsberg import tasks
-from nanoeuler_lib import ops
 from nanoeuler_lib.command import cli
 from nanoeuler_lib.config import ModelConfig, RewardConfig, TrainConfig
 from nanoeuler_lib.machine import one_blas_thread
@@ -35,23 +34,21 @@ def model_of(config, seed=0, dtype=np.float64):
     return GPT(config, random_parameters(config, seed, dtype=dtype))
 
 
-def drawn_answers(config, shape=ODD, seed=0, dtype=np.float64, ratio=True):
-    """A model, and answers that another model has drawn (ratio: else the same one), with random rewards."""
-    rng = np.random.default_rng(seed)
-    model = model_of(shape, seed, dtype)
-    old, reference = GPT(shape, random_parameters(shape, seed)), model_of(shape, seed + 7, dtype)
-    if ratio:
-        old.params.flat[...] += 0.05 * rng.standard_normal(old.size)
+def drawn_answers(config):
+    """A model, and answers that another one near it has drawn, with random rewards."""
+    rng, model, reference = np.random.default_rng(0), model_of(ODD), model_of(ODD, 7)
+    old = model_of(ODD)
+    old.params.flat[...] += 0.05 * rng.standard_normal(old.size)
     draws = rng.random((6, 3 * config.group))
-    drawn = batch_decoder.sample_rows(old if ratio else model, QUESTIONS, config.group, END, draws)
+    drawn = batch_decoder.sample_rows(old, QUESTIONS, config.group, END, draws)
     paid = rng.random(len(drawn)).round(1)
-    return model, Answers(QUESTIONS, drawn, paid, shape, config, reference if config.kl else None)
+    return model, Answers(QUESTIONS, drawn, paid, ODD, config, reference if config.kl else None)
 
 
 # The decoder of many rows.
 
 
-def check_rows():
+def test_rows():
     """Forced tokens behind prompts of three lengths, rows dropped on the way: logits as each row has them alone."""
     rng = np.random.default_rng(1)
     model, prompts = model_of(WIDE), [rng.integers(11, size=n) for n in (1, 12, 5)]
@@ -66,7 +63,7 @@ def check_rows():
         decoder.feed(tokens[decoder.rows, step])
 
 
-def check_drawn():
+def test_drawn():
     """What is drawn has the model's own frequencies, ends at the marker, and is recorded with its log-probability."""
     shape, n = ModelConfig(**WIDE.to_dict() | {"vocab_size": 5}), 4000
     model = GPT(shape, random_parameters(shape, 3, 0.2))
@@ -94,7 +91,7 @@ def test_full_rows_are_refused():
 # Advantages, distances, the clipped objective.
 
 
-def check_advantages():
+def test_advantages():
     """Against loops, for rewards of several sizes; a group of equal rewards has 0."""
     paid = np.random.default_rng(0).random((5, 4)) * [[1], [100], [1e-3], [1], [0]] + [[0], [0], [0], [-7], [0.1]]
     for own, std in product((False, True), repeat=2):
@@ -109,49 +106,9 @@ def check_advantages():
     assert (rewards.advantages(np.full((1, 3), 0.1), False, True) == 0).all()
 
 
-def check_kl():
-    """Slopes are slopes; on average k1 and k3 are the distance, and the three gradients are what the text says."""
-    rng = np.random.default_rng(0)
-    p, q = (x / x.sum() for x in np.exp(rng.standard_normal((2, 9))))
-    logp, logq = np.log(p), np.log(q)
-    kl, scores = p @ (logp - logq), np.eye(9) - p  # scores: d log p_i / d z_j
-    log_softmax = lambda z: z - np.log(np.exp(z).sum())
-    forward = lambda z: np.exp(log_softmax(z)) @ (log_softmax(z) - logq)
-    backward = lambda z: q @ (logq - log_softmax(z))
-    z = logp.copy()
-    slopes_of = lambda f: numeric_gradient(lambda: f(z), z)
-    gradients = {"k1": np.zeros(9), "k2": slopes_of(forward), "k3": slopes_of(backward)}
-    for name, value in (("k1", kl), ("k3", kl), ("k2", p @ (logp - logq) ** 2 / 2)):
-        terms, slopes = rewards.kl_terms(logp, logq, name)
-        close(p @ terms, value, 1e-12, name)
-        x = logp.copy()
-        of_each = numeric_gradient(lambda x=x, name=name: rewards.kl_terms(x, logq, name)[0].sum(), x)
-        close(slopes, of_each, 1e-9, name)
-        close((p * slopes) @ scores, gradients[name], 1e-9, f"gradient of {name}")
+def test_k3_of_a_small_distance_does_not_cancel():
     tiny = rewards.kl_terms(np.array([-1.0]), np.array([-1.0 - 1e-9]), "k3")[0]
-    close(tiny, [5e-19], 1e-6, "k3 of a small distance")
-
-
-def one_surrogate(config, logps, old, advantage, counted):
-    low, high = (1 - config.clip_ratio, 1 + config.clip_ratio) if config.clip_ratio else (0, math.inf)
-    ratios = [math.exp(logps[t] - old[t]) for t in range(len(logps)) if counted[t]]
-    return sum(min(r * advantage, min(max(r, low), high) * advantage) for r in ratios)
-
-
-def check_surrogate():
-    """Against the definition, row by row and token by token, for ratios on both sides of both edges."""
-    rng = np.random.default_rng(0)
-    counted = rng.random((7, 5)) < 0.7
-    counted[0], advantage = True, rng.standard_normal(7)
-    logps, old = rng.standard_normal((2, 7, 5)) * 0.4
-    for config in (RewardConfig(), RewardConfig(clip_ratio=0.0)):
-        value, slope, clipped = rewards.surrogate(logps, old, advantage, counted, config)
-        for row in range(7):
-            ours = logps[row].copy()
-            f = partial(one_surrogate, config, ours, old[row], advantage[row], counted[row])
-            close(value[row], f(), 1e-12, "value")
-            close(slope[row], numeric_gradient(f, ours), 1e-8, "slope")
-        assert 0 < clipped.sum() < counted.sum() or not config.clip_ratio
+    assert tiny == pytest.approx(5e-19, rel=1e-6, abs=0)
 
 
 CONFIGS = {
@@ -159,34 +116,27 @@ CONFIGS = {
     "k3": RewardConfig(group=3, answer_tokens=6, kl=0.3, kl_by="k3"),
     "k2": RewardConfig(group=3, answer_tokens=6, clip_ratio=0.1, kl=0.2, kl_by="k2"),
     "in the reward": RewardConfig(group=3, answer_tokens=6, kl=0.5),
+    "not clipped": RewardConfig(group=3, answer_tokens=6, clip_ratio=0.0),
 }
 
 
-def check_gradient(elements=60):
-    """The loss of drawn answers, written out here, and its slope at parameters of a small odd model."""
-    for name, config in CONFIGS.items():
-        model, answers = drawn_answers(config)
-        assert 0 < answers.weigh(slice(None), model.losses(answers.inputs, answers.targets[..., 0]))[0][3] < 1
-        figures, grads = model.weighted_gradients(answers.inputs, answers.targets, answers.weigh)
-        loss = lambda config=config, answers=answers, model=model: expected_loss(
-            config, answers, -model.losses(answers.inputs, answers.targets[..., 0])
-        )
-        close(figures[0], loss() - at_first(config, answers), 1e-12, f"{name}: loss")
-        size = 1e-6 * np.abs(grads.flat).max() + 1e-11
-        for i in np.random.default_rng(0).permutation(model.size)[:elements]:
-            found = numeric_gradient(loss, model.params.flat[i : i + 1], 3e-4)[0]
-            assert abs(found - grads.flat[i]) <= size, (name, i)
-
-
-def at_first(config, answers):
-    """What the loss leaves out: it is minus the mean reward when nothing has moved."""
-    old = np.where(answers.counted, answers.old, 0)
-    plain = config if config.kl_by == "reward" else RewardConfig(**config.to_dict() | {"kl": 0.0})
-    paid = answers.rewards.mean()
-    if config.kl and config.kl_by == "reward":
-        apart = np.where(answers.counted, answers.old - answers.reference, 0).sum(axis=1)
-        paid -= config.kl * apart.mean()
-    return expected_loss(plain, answers, old) + paid
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradient(name):
+    """The loss of drawn answers, written out here, and its slope; the figure is minus the reward before a step."""
+    config = CONFIGS[name]
+    model, answers = drawn_answers(config)
+    figures, grads = model.weighted_gradients(answers.inputs, answers.targets, answers.weigh)
+    assert (0 < figures[3] < 1) == (config.clip_ratio > 0), "some are clipped"
+    loss = lambda: expected_loss(config, answers, -model.losses(answers.inputs, answers.targets[..., 0]))
+    old, paid = np.where(answers.counted, answers.old, 0), answers.rewards.mean()
+    if in_reward := config.kl and config.kl_by == "reward":
+        paid -= config.kl * np.where(answers.counted, answers.old - answers.reference, 0).sum(axis=1).mean()
+    plain = config if in_reward else RewardConfig(**config.to_dict() | {"kl": 0.0})
+    close(figures[0], loss() - expected_loss(plain, answers, old) - paid, 1e-12, "loss")
+    size = 1e-6 * np.abs(grads.flat).max() + 1e-11
+    for i in np.random.default_rng(0).permutation(model.size)[:60]:
+        found = numeric_gradient(loss, model.params.flat[i : i + 1], 3e-4)[0]
+        assert abs(found - grads.flat[i]) <= size, i
 
 
 def expected_loss(config, answers, logps):
@@ -205,7 +155,8 @@ def expected_loss(config, answers, logps):
         advantage = group[row % config.group] - sum(others) / len(others)
         now = logps[row, np.flatnonzero(answers.counted[row])]
         ratios, edge = np.exp(now - s.logps), config.clip_ratio
-        parts = np.minimum(ratios * advantage, np.clip(ratios, 1 - edge, 1 + edge) * advantage)
+        held = np.clip(ratios, 1 - edge, 1 + edge) if edge else ratios
+        parts = np.minimum(ratios * advantage, held * advantage)
         total -= parts.sum()
         if config.kl and config.kl_by != "reward":
             d = now - answers.reference[row, np.flatnonzero(answers.counted[row])]
@@ -213,8 +164,7 @@ def expected_loss(config, answers, logps):
     return total / len(answers.drawn)
 
 
-def check_splits():
-    """Any micro-batches on any threads give the same figures and the same gradient."""
+def test_splits():
     for config in CONFIGS.values():
         model, answers = drawn_answers(config)
         whole, grads = model.weighted_gradients(answers.inputs, answers.targets, answers.weigh)
@@ -228,30 +178,6 @@ def check_splits():
             close(total, grads.flat, 1e-12, f"{micro} tokens, {workers} workers")
         equal = np.ptp(answers.rewards.reshape(-1, config.group), axis=1) == 0
         assert figures[-1] == pytest.approx(equal.mean()) and rewards.FIGURES[-1] == "frac_reward_zero_std"
-
-
-def check_first_ratio():
-    """The decoder draws from what the loss computes: before a step every ratio is 1, in float64 to 1e-12."""
-    apart = {}
-    for dtype in (np.float64, np.float32):
-        model, answers = drawn_answers(CONFIGS["plain"], WIDE, 2, dtype, ratio=False)
-        nats = model.losses(answers.inputs, answers.targets[..., 0]).astype(np.float64)
-        apart[dtype] = np.abs(np.expm1(np.where(answers.counted, -nats - answers.old, 0))).max()
-    print(f"ratios of the first step are 1 to {apart[np.float64]:.1e}, in float32 to {apart[np.float32]:.1e}")
-    assert apart[np.float64] <= 1e-12 and 1e-9 < apart[np.float32] < 1e-4
-
-
-CHECKS = {
-    "rows": check_rows, "drawn": check_drawn, "advantages": check_advantages, "kl": check_kl,
-    "surrogate": check_surrogate, "gradient": check_gradient, "splits": check_splits,
-    "first ratio": check_first_ratio,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_library_is_right(name):
-    with ops.use():
-        CHECKS[name]()
 
 
 # Runs.
@@ -283,25 +209,26 @@ def test_answers_serve_several_steps_and_the_base_stays(tmp_path, kl):
     clipped = [entry["clipped"] for entry in figures]
     assert max(clipped[::2]) == 0 < max(clipped[1::2])
     assert len({entry["reward"] for entry in figures}) > 2 and len(figures) == 8
+    assert all(tuple(entry) == rewards.FIGURES for entry in figures)
     assert base()[0].params.flat.tobytes() == before
     again = partial(error_of, loop.resume, tmp_path / "run", problems, held_out, **named)
     assert "expected a multiple of 2" in again(steps=11)
-    if kl:
+    if not kl:
+        named["verifiers"] = {"route": lambda problem, answer: 1.0}
+        train.reinforce(tmp_path / "equal", base(), problems, held_out, config, SETTINGS, **named)
+        warnings = [entry["warning"] for entry in run_folder.read_log(tmp_path / "equal") if "warning" in entry]
+        assert any("no group has two different rewards" in text for text in warnings)
+    else:
         file = tmp_path / "run" / "reference.safetensors"
         file.write_bytes(file.read_bytes()[:-4] + b"abcd")
         assert "is not the model that the run began with" in again(steps=12)
 
 
 def test_questions_are_held_out():
-    """No question is asked in both parts, walkers and orders apart; right answers are paid, and all that are right."""
+    """No question is asked in both parts, walkers and orders apart."""
     problems, held_out = ROUTES(0, 0)
     asked = [{konigsberg.question_of(p) for p in part} for part in (problems, held_out)]
     assert not asked[0] & asked[1] and len(asked[1]) == len(held_out) > 150
-    for p in held_out[:6]:
-        right = konigsberg.valid_answers(p)
-        assert p.answer in right and all(konigsberg.route_reward(p, answer) for answer in right)
-        named = p.answer.count("Bridge")
-        assert konigsberg.route_reward_brief(p, p.answer) == 1 / named
 
 
 @pytest.mark.parametrize("more, ended, whole", [

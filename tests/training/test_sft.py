@@ -8,7 +8,7 @@ import numpy as np
 import oracles
 import pytest
 from oracles import error_of
-from test_chat import bigram, said
+from test_chat import bigram
 
 import konigsberg
 from benchmarks import chat_model, pretrained
@@ -93,8 +93,9 @@ def test_it_learns_and_leaves_the_base_alone(tmp_path):
 
 def test_right_is_what_a_greedy_chat_says(tmp_path):
     model = GPT(WIDE, dtype=np.float64)
-    settings = TrainConfig(**SETTINGS.to_dict() | {"steps": 40, "rate": 1e-2})
+    before, settings = model.params.flat.copy(), TrainConfig(**SETTINGS.to_dict() | {"steps": 40, "rate": 1e-2})
     tuned = sft.fine_tune(tmp_path / "run", (model, TOKENIZER), EXAMPLES, HELD_OUT, settings, quiet=True)
+    assert np.array_equal(model.params.flat, before) and tuned.dtype == np.float64, "a base with markers stays too"
     found = sft.exact_match(tuned, TOKENIZER, EXAMPLES)
     greedy = lambda chat, turn: "".join(chat.reply(turn[0], temperature=0.0)) == turn[1]
     assert found.tolist() == [greedy(Chat(tuned, TOKENIZER), example[0]) for example in EXAMPLES]
@@ -104,20 +105,12 @@ def test_right_is_what_a_greedy_chat_says(tmp_path):
         chat.rows = [text_examples.encode([first], TOKENIZER).ids[1:].tolist()]
         chats.append(greedy(chat, second))
     assert sft.exact_match(tuned, TOKENIZER, two).tolist() == chats
-    message = error_of(sft.exact_match, tuned, TOKENIZER, [[("x" * 60, "y")]])
-    assert "expected at most 49" in message
-
-
-def test_a_folder_that_is_not_new_and_an_unknown_template_are_refused(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "mine").touch()
-    begin = lambda name, **more: error_of(sft.fine_tune, tmp_path / name, base(), EXAMPLES, HELD_OUT, SETTINGS, **more)
-    assert "exists and is not an empty folder" in begin("run")
-    assert "template is 'x'" in begin("new", template="x") and not (tmp_path / "new").exists()
+    assert "expected at most 49" in error_of(sft.exact_match, tuned, TOKENIZER, [[("x" * 60, "y")]])
+    given = base(), EXAMPLES, HELD_OUT, SETTINGS, "x"
+    assert "template is 'x'" in error_of(sft.fine_tune, tmp_path / "new", *given) and not (tmp_path / "new").exists()
 
 
 def test_the_chat_model_of_the_package_answers():
-    """On stories that no model was trained on: all kinds of questions, each asked alone and in one conversation."""
     model, tokenizer = checkpoint.load_pretrained("konigsberg-chat")
     talks = konigsberg_examples(40, 987)
     stories = [(story.text.rpartition("\n")[0], story.questions) for story in konigsberg.stories(40, 987)]
@@ -125,9 +118,6 @@ def test_the_chat_model_of_the_package_answers():
     assert sft.exact_match(model, tokenizer, alone).mean() > 0.97
     two = [talk[:2] for talk in talks if len(text_examples.encode(talk[:2], tokenizer).ids) <= 129]
     assert len(two) > 20 and sft.exact_match(model, tokenizer, two).mean() > 0.9
-    chat = Chat(model, tokenizer)
-    text, answer = alone[0][0]
-    assert "".join(chat.reply(text, temperature=0.0)) == answer
 
 
 def test_the_fingerprint_sees_the_mask_and_the_last_token(monkeypatch):
@@ -144,7 +134,6 @@ def test_the_fingerprint_sees_the_mask_and_the_last_token(monkeypatch):
 
 
 def test_markers_in_a_file_are_plain_text():
-    """What stands in a reply or a prompt of a data file never becomes a special token: it could end a turn."""
     example = [(f"a{USER}b", f"c{ASSISTANT}{END_OF_TEXT}d")]
     found = text_examples.encode(example, TOKENIZER)
     special = [i for i in found.ids if i in (END, HUMAN, MODEL)]
@@ -196,14 +185,6 @@ def test_the_sample_is_the_greedy_reply_to_the_first_held_out_prompt():
     assert made.sample(tuned, 1) == made.sample(tuned, 2) == expected
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_base_with_markers_is_left_alone(tmp_path, dtype):
-    wide, names = sft.extend(*base(dtype))
-    before = wide.params.flat.copy()
-    tuned = sft.fine_tune(tmp_path / "run", (wide, names), EXAMPLES, HELD_OUT, SETTINGS, quiet=True)
-    assert np.array_equal(wide.params.flat, before) and tuned.dtype == dtype
-
-
 def test_warnings_and_speed_are_logged(tmp_path):
     sft.fine_tune(tmp_path / "run", base(), [*EXAMPLES, EXAMPLES[0]], HELD_OUT, SETTINGS, quiet=True)
     log = run_folder.read_log(tmp_path / "run")
@@ -213,13 +194,12 @@ def test_warnings_and_speed_are_logged(tmp_path):
 
 
 def test_right_says_no_id_without_a_token():
-    config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 300})
-    tuned = GPT(config, dtype=np.float64)
+    tuned = GPT(ModelConfig(**CONFIG.to_dict() | {"vocab_size": 300}), dtype=np.float64)
     tuned.params["embed"][...] = 1
     for name in ("layers.0.out", "layers.0.down"):
         tuned.params[name][...] = 0
     tuned.params["heads"][:, 290], tuned.params["heads"][:, END] = 0.2, 0.1
-    assert said(Chat(tuned, TOKENIZER), "hi") == "" and sft.exact_match(tuned, TOKENIZER, [[("hi", "")]])[0]
+    assert sft.exact_match(tuned, TOKENIZER, [[("hi", "")]])[0]
 
 
 def test_a_head_without_a_target_has_loss_0():
@@ -253,10 +233,8 @@ def test_konigsberg_examples_are_its_questions():
         assert dict(turns) == asked
         kinds[list(asked).index(turns[0][0])] += 1
     assert len(kinds) >= 4  # not always the same question first
-    learnt, held_out, template = sources.examples(sources.KONIGSBERG, 30, 7)
-    assert (len(learnt), len(held_out), template) == (30, sources.HELD_OUT, "plain")
+    learnt, held_out, _ = sources.examples(sources.KONIGSBERG, 30, 7)
     assert not {e[0][0] for e in learnt} & {e[0][0] for e in held_out}
-    assert held_out == konigsberg_examples(sources.HELD_OUT, 8)
 
 
 @pytest.mark.skipif("NANOEULER_DATA" not in os.environ, reason="NANOEULER_DATA names no folder of test data")

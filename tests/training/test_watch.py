@@ -1,7 +1,4 @@
-"""What a run says of itself: vital signs by layer, and warnings that explain themselves.
-
-A warning is compared whole once; each begins at the first entry that earns it and not one entry before.
-"""
+"""What a run says of itself: vital signs by layer, and warnings, each at the first entry that earns it."""
 
 import math
 from unittest.mock import patch
@@ -59,18 +56,6 @@ def test_vitals_of_nothing():
         assert size == 0 and 1e14 < ratio < np.inf
 
 
-def test_vitals_are_logged(tmp_path):
-    """At the first step and at each validation; the update's size is near what AdamW's rate says."""
-    train.train(tmp_path / "run", run_text(), RUN_MODEL, changed(RUN_CONFIG, steps=8, valid_every=4), quiet=True)
-    log = run_folder.read_log(tmp_path / "run")
-    norms, found = ({entry["step"]: entry[name] for entry in log if name in entry} for name in ("norm", "groups"))
-    assert list(found) == [1, 4, 8]
-    for step, groups in found.items():
-        assert list(groups) == ["embed", "layers.0", "heads"]
-        assert math.hypot(*(norm for norm, _ in groups.values())) == pytest.approx(norms[step], rel=1e-3)
-        assert all(1e-6 < ratio < 0.5 for _, ratio in groups.values())
-
-
 # Warnings.
 
 
@@ -125,36 +110,31 @@ def test_validation_rises_three_times_in_a_row(bits, at):
      ([6, 0.0, 8], "layers.0"), ([3, 0.0, 0.0], "layers.0, heads"), ([0.5, 0.5, 0.5], None)],
 )  # fmt: skip
 def test_a_gradient_that_vanishes(norms, gone):
-    """Below a hundred-thousandth of the whole."""
     groups = {name: [norm, 0.1] for name, norm in zip(("embed", "layers.0", "heads"), norms)}
     said = [text for _, text in told(watching(), "groups", [groups])]
     assert [text.partition(" in ")[2].partition(":")[0] for text in said] == ([gone] if gone else [])
 
 
-TEXTS = {  # the whole text of each warning, and what is seen
-    "the data will repeat: 100 steps draw 1000 tokens from a text of 250, 4.0 passes. After about 4, repeated text "
-    "teaches little and is learnt by heart: compare training with validation loss; take more text, fewer steps, or a "
-    "smaller model": lambda: watching(100, 10, 250).begin(),
-    "step 8: the data repeats: 8 steps draw 80 tokens from a text of 20, 4.0 passes. After about 4, repeated text "
-    "teaches little and is learnt by heart: compare training with validation loss; take more text, fewer steps, or a "
-    "smaller model": lambda: told(watching(9, 10, 20), "loss", [1.0] * 20),
+TOLD = {  # what a warning says of its run, and what is seen
+    "the data will repeat: 100 steps draw 1000 tokens from a text of 250, 4.0 passes.":
+        lambda: watching(100, 10, 250).begin(),
+    "step 8: the data repeats: 8 steps draw 80 tokens from a text of 20, 4.0 passes.":
+        lambda: told(watching(9, 10, 20), "loss", [1.0] * 20),
     "the warm-up of 60 steps is longer than the run of 30: the rate ends at 0.001, short of its peak of 0.002. "
-    "Take --warmup 3 or so": lambda: Watch(TrainConfig(steps=30, warmup=60, rate=2e-3), 1, 1000).begin(),
+    "Take --warmup 3": lambda: Watch(TrainConfig(steps=30, warmup=60, rate=2e-3), 1, 1000).begin(),
     "step 100: the loss rises: 2.062 nats over the last 50 steps, 2.000 up to step 50. Most often the rate is too high "
-    "(it is 0.12 now): try half of it, a longer warm-up, or a lower clip":
-        lambda: told(watching(), "loss", [2.0] * 50 + [2.062] * 50),
-    "step 4: validation rises: 2.0800 bits per byte, 2.0000 at step 1, and worse three times in a row. Where the "
-    "training loss still falls, the model learns its text by heart: take more text, stop earlier, or use more decay; "
-    "where both rise, the rate is too high": lambda: told(watching(), "valid_bits_per_byte", [2, 2.06, 2.07, 2.08]),
-    "step 1: the gradient vanishes in embed: 9.9e-05 of a whole of 1.0e+01. Nothing these weights do reaches the loss: "
-    "look at their backward pass (`nanoeuler check`), at how they were initialised, and at what stands between them "
-    "and the loss": lambda: told(watching(), "groups", [{"embed": [9.9e-5, 0.1], "heads": [10.0, 0.1]}]),
+    "(it is 0.12 now)": lambda: told(watching(), "loss", [2.0] * 50 + [2.062] * 50),
+    "step 4: validation rises: 2.0800 bits per byte, 2.0000 at step 1, and worse three times in a row.":
+        lambda: told(watching(), "valid_bits_per_byte", [2, 2.06, 2.07, 2.08]),
+    "step 1: the gradient vanishes in embed: 9.9e-05 of a whole of 1.0e+01.":
+        lambda: told(watching(), "groups", [{"embed": [9.9e-5, 0.1], "heads": [10.0, 0.1]}]),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_warning_says_what_is_wrong_and_what_to_do(text):
-    assert [said if isinstance(said, str) else said[1] for said in TEXTS[text]()] == [text]
+@pytest.mark.parametrize("text", TOLD)
+def test_a_warning_has_its_numbers(text):
+    (said,) = TOLD[text]()
+    assert (said if isinstance(said, str) else said[1]).startswith(text)
 
 
 def test_what_is_well_or_was_said_before_is_not_said():
@@ -191,27 +171,19 @@ def test_rewards_that_collapse_are_told_each_time_and_blamed_on_no_layer():
 TEN = [f"document {i}" for i in range(10)]
 ONE = konigsberg.corpus(30_000, 1).replace(konigsberg.SEPARATOR, " ")  # a single document
 PART, OTHER = ONE[5000:10_000], ONE[20_000:25_000]
-LEAKS = {
+LEAKS = {  # documents to learn from, to measure on; how the warning begins
     "nothing is wrong": (TEN, ["another"], ""),
     "a single one": (["alone"], ["alone"], ""),
     "none": ([], [], ""),
     "empty documents are none": (["a", "", "b"], [""], ""),
     "one copy of ten is no matter": ([*TEN[:9], TEN[0]], [], ""),
-    "two copies": ([*TEN[:8], *TEN[:2]], [], "the data repeats: 2 of 10 training documents stand there more than once. "
-                   "Remove the copies, or they are learnt by heart"),
-    "held out": (TEN, [TEN[3], "another", "", TEN[3]], "validation leaks: 2 of 3 validation documents stand in the "
-                 "training text too. Its figure will look better than the model is; remove them from one part"),
-    "a mark within a line": (
-        ["a <mark> b <mark>", "<mark>c"], [], "<mark> stands in the text 3 times within a line: there it is ordinary "
-        "letters. Between documents it wants a line of its own"),
-    "a part of it": ([ONE[:20_000]], [PART], "validation leaks: 25 of 25 windows of 200 characters of the validation "
-                     "text stand in the training text too. Its figure will look better than the model is; hold out "
-                     "another text"),
-    "half of a part": ([ONE[:20_000]], [PART + OTHER], "validation leaks: 12 of 25 windows of 200 characters of the "
-                       "validation text stand in the training text too. Its figure will look better than the model is; "
-                       "hold out another text"),
+    "two copies": ([*TEN[:8], *TEN[:2]], [], "the data repeats: 2 of 10 training documents stand there more than once"),
+    "held out": (TEN, [TEN[3], "another", "", TEN[3]], "validation leaks: 2 of 3 validation documents stand in the"),
+    "a mark within a line": (["a <mark> b <mark>", "<mark>c"], [], "<mark> stands in the text 3 times within a line"),
+    "a part of it": ([ONE[:20_000]], [PART], "validation leaks: 25 of 25 windows of 200 characters"),
+    "half of a part": ([ONE[:20_000]], [PART + OTHER], "validation leaks: 12 of 25 windows of 200 characters"),
     "another part": ([ONE[:20_000]], [OTHER], ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LEAKS)
@@ -219,7 +191,7 @@ def test_texts_that_repeat_or_leak(name):
     documents, valid, expected = LEAKS[name]
     separator = "\n<mark>\n"
     found = text_warnings(separator.join(documents), separator.join(valid), separator)
-    assert found == ([expected] if expected else [])
+    assert len(found) == (expected != "") and all(text.startswith(expected) for text in found)
 
 
 def test_a_run_says_it_and_logs_it_once(tmp_path, capfd):
@@ -238,7 +210,8 @@ def test_a_run_says_it_and_logs_it_once(tmp_path, capfd):
         warnings = [entry["warning"] for entry in run_folder.read_log(run) if "warning" in entry]
         assert [" ".join(text.split()[:4]) for text in warnings] == ["the data will repeat:", "step 1: the gradient"]
         assert "vanishes in layers.0" in warnings[1] and f"warning: {warnings[0]}" in "".join(capfd.readouterr())
-        loop.resume(run, text, quiet=True, steps=31)
+        for steps in (None, 31, 31):
+            loop.resume(run, text, quiet=True, steps=steps)
     again = [entry["warning"] for entry in run_folder.read_log(run) if "warning" in entry]
     assert again[:2] == warnings and [text[:20] for text in again[2:]] == [warnings[0][:20]], (
         "of the new number of steps"
