@@ -8,7 +8,7 @@ import functools
 import json
 import sys
 from dataclasses import replace
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from itertools import product as product_of
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,10 +24,9 @@ from nanoeuler_lib.cuda.blas import from_bfloat16, product, to_bfloat16
 from nanoeuler_lib.engine import device, embedding, flash, gpt, memory, program, unfused
 from nanoeuler_lib.engine import step as engine_step
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.generation.generate import speculate
 from nanoeuler_lib.model import GPT, backward, forward, gradcheck, init
 from nanoeuler_lib.model.decoder import Decoder
-from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.model.optim import AdamW, Muon, moved_by_muon
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import checkpoint, loop, sft, train
 
@@ -124,6 +123,9 @@ def test_a_gain_of_0_has_its_gradient(precision):
     dead = {name: g[:12] for name, g in expected.items() if g.ndim == 1}
     assert all(np.linalg.norm(g) > 0 for g in dead.values())
     assert apart({name: grads[name][:12] for name in dead}, dead) <= 2 * ALLOWED[precision]
+    params["layers.1.norm2"][5] = np.nan
+    loss, grads = engine_of(params, precision).loss_and_gradients(*batch(9))
+    assert np.isnan(loss) and np.isnan(grads["embed"]).any()
 
 
 ADD = """extern "C" __global__ void vector_add(const float* a, const float* b, float* c, int n) {
@@ -152,14 +154,6 @@ def test_each_loss_may_have_a_weight_of_either_sign(own):
     reference.forward(whole, tokens)
     reference.backward(expected, whole, tokens, targets, scale.astype(float))
     assert apart(grads.host(), expected) <= ALLOWED["float32"]
-
-
-@pytest.mark.full
-def test_a_gain_that_is_no_number_shows():
-    params = parameters()
-    params["layers.1.norm2"][5] = np.nan
-    loss, grads = engine_of(params).loss_and_gradients(*batch(9))
-    assert np.isnan(loss) and np.isnan(grads["embed"]).any()
 
 
 @pytest.mark.full
@@ -197,20 +191,31 @@ def steps_of(model, optimizer, config, lengths, **options):
     return np.array(found), model.params.host()
 
 
-@pytest.mark.full(but=["2"])
+@pytest.mark.full(but=["adamw-2"])
 @pytest.mark.parametrize("micro", [1, 2, 4])
-def test_steps_are_those_of_the_cpu(micro):
-    """Micro-batches add up, long gradients are clipped, the rate follows its schedule, gains do not decay."""
-    config = TrainConfig(steps=9, warmup=2, rate=3e-3, clip=0.5, decay=0.3, batch=4)
-    lengths = [9, 33, 9]
-    ours = engine_of(parameters())
-    found, params = steps_of(ours, engine.AdamW(TINY, config, WHERE), config, lengths, micro=micro)
-    theirs = GPT(TINY, parameters())
-    expected, wanted = steps_of(theirs, AdamW(TINY, config, np.float64), config, lengths)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_steps_are_those_of_the_cpu(optimizer, micro):
+    """Micro-batches add up, long gradients are clipped, the rate follows its schedule, gains do not decay.
+
+    Muon moves the matrices inside blocks, AdamW the others; the moments of both stand in their places.
+    """
+    config = TrainConfig(
+        steps=9, warmup=2, rate=3e-3, clip=0.5, decay=0.3, batch=4, adam_eps=1e-4, optimizer=optimizer
+    )  # fmt: skip
+    theirs = AdamW if optimizer == "adamw" else Muon
+    (found, params, m, v), (expected, wanted, m_wanted, v_wanted) = (
+        (*steps_of(model, state, config, [9, 33, 9], **more), state.m.host(), state.v.host())
+        for model, state, more in (
+            (engine_of(), engine.AdamW(TINY, config, WHERE), dict(micro=micro)),
+            (GPT(TINY, parameters()), theirs(TINY, config, np.float64), {}),
+        )
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert apart(params, wanted) <= 1e-5
-    moved = init(TINY, 0)  # a step has moved every tensor
-    assert all(not np.array_equal(params[name], moved[name]) for name in params)
+    assert apart(params, wanted) <= 1e-5 and apart(m, m_wanted) <= 1e-4
+    for name, start in init(TINY, 0).items():
+        assert not np.array_equal(params[name], start), "a step has moved every tensor"
+        np.testing.assert_allclose(v[name], v_wanted[name], atol=1e-4 * max(np.abs(v_wanted[name]).max(), 1e-9))
+        assert (optimizer == "muon" and moved_by_muon(name)) == (not v[name].any())
 
 
 @pytest.mark.full
@@ -274,20 +279,12 @@ def test_a_loss_that_is_not_finite_moves_nothing(sum_):
 
 @pytest.mark.parametrize("shape", [(1 << 20, 8), (8, 1 << 20)], ids=["positions", "tokens"])
 def test_an_embedding_whose_elements_32_bits_cannot_count_is_refused(shape):
-    """Arrays of one number seen 2^32 times, and one row less."""
-    op, (N, V), sorts = engine_of().program, shape, dict(shares=[0], order=None, sorted_tokens=None)
-    for less in (0, 1):
-        dx, dtable = (np.broadcast_to(np.float32(0), (n - less * (n > 8), 4096)) for n in (N, V))
-        arguments = dtable, program.Residual(dx, None), None, False
-        if less:
-            with patch.object(op, "_launch") as launch:
-                op.embed_back(*arguments, **sorts)
-            assert launch.called
-        else:
-            words = r"arrays of 4,294,967,296 numbers, expected fewer than 2\^32"
-            for kind in (program.Program, unfused.Unfused):
-                with pytest.raises(NanoEulerError, match=words):
-                    kind.embed_back(op, *arguments, **sorts)
+    """Arrays of one number seen 2^32 times."""
+    dx, dtable = (np.broadcast_to(np.float32(0), (n, 4096)) for n in shape)
+    for kind in (program.Program, unfused.Unfused):
+        with pytest.raises(NanoEulerError, match=r"arrays of 4,294,967,296 numbers, expected fewer than 2\^32"):
+            kind.embed_back(engine_of().program, dtable, program.Residual(dx, None), None, False,
+                            shares=[0], order=None, sorted_tokens=None)  # fmt: skip
 
 
 def test_lists_that_run_again_give_the_same_bits():
@@ -376,7 +373,7 @@ def test_tensors_begin_at_multiples_of_256_bytes():
     "change, precision, words",
     [
         (dict(heads=4), "float32", "head width dim/heads is 16, expected 32, 64 or 128 on the GPU"),
-        (dict(vocab_size=97), "float32", "vocab_size is 97, expected a multiple of 8 up to 32768"),
+        (dict(vocab_size=97), "float32", "vocab_size is 97, expected a multiple of 8"),
         (dict(ffn=100), "float32", "ffn is 100, expected a multiple of 8"),
         (dict(vocab_size=40000), "float32", "vocab_size is 40000, expected a multiple of 8 up to 32768"),
         ({}, "float64", "precision is 'float64', expected one of float32, tf32, bfloat16"),
@@ -439,12 +436,6 @@ DECODED = {
 }
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", DECODED)
-def test_other_shapes_decode(name):
-    check_decoding(name)
-
-
 def check_decoding(name):
     """Tokens that come singly and together."""
     config = replace(TINY, layers=1, vocab_size=40, predict=1, **DECODED[name])
@@ -452,11 +443,6 @@ def check_decoding(name):
     expected, decoder = GPT(config, params).logits(tokens[None])[0], engine_of(params, config=config).decoder()
     found = np.concatenate([decoder.feed_all(part) for part in np.split(tokens, [3, 4, 14])])
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
-
-
-@pytest.mark.full
-def test_products_with_bfloat16_weights_keep_what_x_is():
-    check_products()
 
 
 def check_products():
@@ -501,16 +487,6 @@ def test_later_heads_decode(precision):
                 assert np.abs(found - wanted).max() <= ALLOWED[precision] * np.abs(wanted).max()
 
 
-@pytest.mark.full
-def test_speculation_gives_the_text_of_plain_decoding():
-    model, texts = engine_of(precision="bfloat16"), []
-    ids = list(np.random.default_rng(0).integers(0, 96, 5))
-    for propose in (0, 1):
-        rounds = speculate(model, ids, np.random.default_rng(0), propose, temperature=0.0)
-        texts.append(list(islice(chain.from_iterable(rounds), 24)))
-    assert texts[0] == texts[1]
-
-
 # ---- where there is little room --------------------------------------------------------------------------------------
 
 # Logits of all positions find no room in dgate_up; with FEW, a token has shares of the embedding's gradient alone.
@@ -548,18 +524,6 @@ def check_small(precision):
             before = memory.download(ours.params.flat)
             take_step.apply()
             assert np.array_equal(before, memory.download(ours.params.flat), equal_nan=True)
-
-
-@pytest.mark.full
-@on_the_cpu
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_steps_with_little_room_are_those_of_the_cpu(precision):
-    check_small(precision)
-
-
-@pytest.mark.full
-def test_updates_with_a_copy_are_those_without():
-    check_updates()
 
 
 def check_updates():
@@ -615,8 +579,6 @@ def test_products(kind, a_turned, b_turned, add):
     c = xp.full((M, N), 2.0, np.float32)
     product(c, a, b, transpose_a=a_turned, transpose_b=b_turned, add=add)()
     np.testing.assert_allclose(memory.download(c), x @ y + (2 if add else 0), rtol=1e-4, atol=1e-4)
-    with pytest.raises(NanoEulerError, match=r"c \[M, N\] = a \[M, K\] b \[K, N\], got c \(24, 40\)"):
-        product(c, a, b[:8], transpose_a=a_turned, transpose_b=b_turned)
 
 
 # ---- the list that a card would run ----------------------------------------------------------------------------------
@@ -747,10 +709,12 @@ def test_a_run_says_where_its_time_goes(text, capsys):
     assert rows["linear"][0] == "3" and rows["norm"][0] == "3"  # launches a step, of one layer
     shares = [float(row[-1].rstrip("%")) for name, row in rows.items() if name != "all"]
     assert abs(sum(shares) - 100) < 1 and shares == sorted(shares, reverse=True)
-    assert run_cli("train", "--data", text, "--run", "r2", "--device", "cpu", "--profile", 2) == 2
-    assert "profile times the launches of a GPU" in capsys.readouterr().err
-    assert run_cli("train", "--data", text, "--run", "r2", "--profile", -1) == 2
-    assert "--profile is -1" in capsys.readouterr().err
+    for wrong, words in (
+        (("--device", "cpu", "--profile", 2), "profile times the launches of a GPU"),
+        (("--profile", -1), "--profile is -1"),
+    ):
+        assert run_cli("train", "--data", text, "--run", "r2", *wrong) == 2
+        assert words in capsys.readouterr().err
 
 
 @on_the_cpu
@@ -768,14 +732,6 @@ def test_generate_and_check_on_a_device(capsys):
         assert run_cli("check", "--device", "checked", "--precision", "bf16") == 1
     out = capsys.readouterr().out
     assert out.endswith("FAILED\n") and "WRONG (allowed 1.0e-03)" in out
-
-
-@pytest.mark.full
-def test_what_the_kernels_do_not_take_begins_no_run(text, capsys):
-    assert run_cli("train", "--data", text, "--run", "r", "--device", "checked", "--dim", 60, "--heads", 2) == 2
-    error = capsys.readouterr().err
-    assert "head width dim/heads is 30, expected 32, 64 or 128 on the GPU" in error
-    assert error.count("\n") == 1 and not Path("r").exists()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from unittest.mock import patch
 
 import pytest
 from test_engine import (
+    DECODED,
     TINY,
+    WHERE,
     batch,
     check_decoding,
     check_products,
@@ -39,7 +41,7 @@ COMPARISONS = {
     "float32": lambda: check_small("float32"),
     "bfloat16": lambda: check_small("bfloat16"),
     "updates": check_updates,
-    "decode": lambda: [check_decoding(name) for name in ("narrow", "wide", "many")],
+    "decode": lambda: [check_decoding(name) for name in DECODED],
     "products": check_products,
     "muon": check_muon,
 }
@@ -102,6 +104,13 @@ def planted(where, old, new):
 
     with patch.object(program, "_module", module):
         yield
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_without_a_bug_all_compare_equal(name):
+    if WHERE == "gpu" and name in ("float32", "bfloat16"):
+        pytest.skip("check_small is for the CPU runtime")
+    COMPARISONS[name]()
 
 
 @on_the_cpu
