@@ -45,11 +45,9 @@ def cards(monkeypatch):
 
 def test_how_many_cards_there_are(cards, monkeypatch):
     cards(3)
-    assert device._cards() == 3
-    monkeypatch.setenv("NANOEULER_DEVICE", "cpu")
-    assert device._cards() == 0
-    monkeypatch.setenv("NANOEULER_DEVICE", "gpu")
-    assert device._cards() == 3
+    for value, count in (("cpu", 0), ("gpu", 3)):
+        monkeypatch.setenv("NANOEULER_DEVICE", value)
+        assert device._cards() == count
     cards(None)
     assert device._cards() == 0, "no driver is no card"
     monkeypatch.setitem(sys.modules, "cupy", None)
