@@ -14,7 +14,6 @@ from oracles import RUN_MODEL, changed, error_of
 from nanoeuler_lib import engine, model
 from nanoeuler_lib.engine import device, flash
 from nanoeuler_lib.engine.device import CPU, Device, choose, chosen_before
-from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import step
 
 OLD, NEW = flash.Card(75, 64 << 10), flash.Card(80, 163 << 10)
@@ -46,11 +45,9 @@ def cards(monkeypatch):
 
 def test_how_many_cards_there_are(cards, monkeypatch):
     cards(3)
-    assert device._cards() == 3
-    monkeypatch.setenv("NANOEULER_DEVICE", "cpu")
-    assert device._cards() == 0
-    monkeypatch.setenv("NANOEULER_DEVICE", "gpu")
-    assert device._cards() == 3
+    for value, count in (("cpu", 0), ("gpu", 3)):
+        monkeypatch.setenv("NANOEULER_DEVICE", value)
+        assert device._cards() == count
     cards(None)
     assert device._cards() == 0, "no driver is no card"
     monkeypatch.setitem(sys.modules, "cupy", None)
@@ -96,16 +93,11 @@ NUMBERS = "expected one of float32, tf32, bfloat16"
 REFUSED = {
     ("tpu", None): f"device is 'tpu', {KNOWN}",
     ("chec", None): f"device is 'chec', {KNOWN}, did you mean checked?",
-    ("", None): f"device is '', {KNOWN}",
     ("gpu:x", None): f"device is 'gpu:x', {KNOWN}, did you mean gpu?",
-    ("gpu:-1", None): f"device is 'gpu:-1', {KNOWN}, did you mean gpu?",
     ("cpu:1", None): f"device is 'cpu:1', {KNOWN}, did you mean cpu?",
-    ("auto:0", None): f"device is 'auto:0', {KNOWN}, did you mean auto?",
     ("cudacuda", None): f"device is 'gpucuda', {KNOWN}",
     ("gpu", None): "device is gpu, and CuPy finds no CUDA device: expected a card, or --device cpu",
-    ("gpu:0", None): "device is gpu, and CuPy finds no CUDA device: expected a card, or --device cpu",
     ("cpu", "float16"): f"precision is 'float16', {NUMBERS}, did you mean bfloat16?",
-    ("cpu", ""): f"precision is '', {NUMBERS}",
     ("cpu", "bf16"): "precision is bfloat16, expected float32 on the CPU, or --device gpu",
     ("auto", "tf32"): "precision is tf32, expected float32 on the CPU, or --device gpu",
 }
@@ -119,10 +111,7 @@ def test_what_is_no_device_is_told_in_one_line(cards, name, precision):
 
 def test_a_card_beyond_the_last_is_refused(cards):
     two = cards(2)
-    for number in (2, 3):
-        assert error_of(choose, f"gpu:{number}") == (
-            f"device is gpu:{number}, expected a number below 2, the cards there are"
-        )
+    assert error_of(choose, "gpu:2") == "device is gpu:2, expected a number below 2, the cards there are"
     assert two.used == []
 
 
@@ -130,14 +119,12 @@ def test_what_is_said_and_stored_of_a_device():
     assert (str(CPU), CPU.info) == ("cpu", {})
     assert str(Device("checked", "tf32")) == "checked, tf32"
     assert Device("gpu", "bfloat16").info == {"device": "gpu", "precision": "bfloat16"}
-    assert list(Device("gpu", "tf32").info) == ["device", "precision"]
 
 
 def test_where_a_model_and_its_optimiser_go(monkeypatch):
     """On the CPU a model stays what it is; the engine is handed its numbers, the precision, and where to run."""
     here = model.GPT(RUN_MODEL, seed=1)
     assert CPU.place(here) is here and CPU.optimizer("state", RUN_MODEL) == "state"
-    assert device.step_of(here) is step.Step
 
     class Placed:
         config, params = RUN_MODEL, SimpleNamespace(host=lambda: here.params)
@@ -146,10 +133,8 @@ def test_where_a_model_and_its_optimiser_go(monkeypatch):
             self.given = given, named
 
     monkeypatch.setattr(engine, "GPT", Placed)
-    assert device.step_of(Placed()) is engine.Step
     back = CPU.place(Placed())
-    assert type(back) is model.GPT and back.config == RUN_MODEL
-    assert np.array_equal(back.params.flat, here.params.flat)
+    assert type(back) is model.GPT and np.array_equal(back.params.flat, here.params.flat)
     for name, where in (("gpu", "gpu"), ("checked", "cpu")):
         placed = Device(name, "tf32").place(here)
         (config, params), named = placed.given
@@ -158,6 +143,7 @@ def test_where_a_model_and_its_optimiser_go(monkeypatch):
         with patch.object(engine.AdamW, "of") as of:
             Device(name, "tf32").optimizer("state", RUN_MODEL)
             of.assert_called_once_with("state", RUN_MODEL, where)
+    assert [device.step_of(x) for x in (here, placed)] == [step.Step, engine.Step]
 
 
 def test_a_run_goes_on_where_it_was(cards):
@@ -169,17 +155,11 @@ def test_a_run_goes_on_where_it_was(cards):
     assert chosen_before(begun, "checked") == Device("checked", "tf32")
     assert chosen_before({}, "gpu") == Device("gpu", "bfloat16"), "a run of the CPU has no precision"
     assert chosen_before({"device": "checked", "precision": "float32"}) == Device("checked", "float32")
-    for shaped in (lambda: chosen_before({}, "gpu", NO_FIT), lambda: chosen_before(begun, None, NO_FIT)):
-        with pytest.raises(NanoEulerError, match="head width"):
-            shaped()
+    for info, name in (({}, "gpu"), (begun, None)):
+        assert error_of(chosen_before, info, name, NO_FIT).startswith("head width")
     assert error_of(chosen_before, begun | {"precision": "odd"}) == f"precision is 'odd', {NUMBERS}"
-    with patch.object(device, "choose", wraps=choose) as asked:
-        chosen_before(begun, None, FIT)
-        assert [call.args for call in asked.call_args_list] == [("gpu", p, FIT, None) for p in (None, "tf32")]
     cards(0)
     assert error_of(chosen_before, begun) == (
         "the run began on a GPU, and CuPy finds none here: --device cpu goes on without"
     )
     assert chosen_before(begun, "auto") == CPU
-    assert chosen_before({"device": "checked", "precision": "float32"}) == Device("checked", "float32")
-    assert error_of(chosen_before, begun, "gpu").startswith("device is gpu, and CuPy finds no CUDA device")

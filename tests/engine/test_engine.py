@@ -8,7 +8,7 @@ import functools
 import json
 import sys
 from dataclasses import replace
-from itertools import chain, islice, pairwise
+from itertools import chain
 from itertools import product as product_of
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,16 +20,15 @@ import pytest
 from nanoeuler_lib import cuda, engine
 from nanoeuler_lib.command import cli
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
-from nanoeuler_lib.cuda.blas import from_bfloat16, product, to_bfloat16
+from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16
 from nanoeuler_lib.engine import device, embedding, flash, gpt, memory, program, unfused
 from nanoeuler_lib.engine import step as engine_step
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.generation.generate import speculate
 from nanoeuler_lib.model import GPT, backward, forward, gradcheck, init
 from nanoeuler_lib.model.decoder import Decoder
-from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.model.optim import AdamW, Muon, moved_by_muon
 from nanoeuler_lib.text.tokenizer import Tokenizer
-from nanoeuler_lib.training import checkpoint, loop, sft, train
+from nanoeuler_lib.training import checkpoint, sft
 
 TINY = ModelConfig(dim=64, heads=2, kv_heads=1, layers=2, context=65, vocab_size=96, predict=2, ffn=176)
 WHERE = cuda.device()
@@ -124,6 +123,9 @@ def test_a_gain_of_0_has_its_gradient(precision):
     dead = {name: g[:12] for name, g in expected.items() if g.ndim == 1}
     assert all(np.linalg.norm(g) > 0 for g in dead.values())
     assert apart({name: grads[name][:12] for name in dead}, dead) <= 2 * ALLOWED[precision]
+    params["layers.1.norm2"][5] = np.nan
+    loss, grads = engine_of(params, precision).loss_and_gradients(*batch(9))
+    assert np.isnan(loss) and np.isnan(grads["embed"]).any()
 
 
 ADD = """extern "C" __global__ void vector_add(const float* a, const float* b, float* c, int n) {
@@ -155,14 +157,6 @@ def test_each_loss_may_have_a_weight_of_either_sign(own):
 
 
 @pytest.mark.full
-def test_a_gain_that_is_no_number_shows():
-    params = parameters()
-    params["layers.1.norm2"][5] = np.nan
-    loss, grads = engine_of(params).loss_and_gradients(*batch(9))
-    assert np.isnan(loss) and np.isnan(grads["embed"]).any()
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("predict, micro", [(2, 1), (33, 2)])
 def test_targets_may_be_missing_in_any_number(predict, micro):
     """By row, by head and by micro-batch: each head's loss is the mean over its own targets; more than 32 heads too."""
@@ -174,17 +168,12 @@ def test_targets_may_be_missing_in_any_number(predict, micro):
     for head in range(predict):
         targets[:, head % 7 :: 3 + head % 2, head] = -1
     targets[0, :, -1], targets[3, 4, -1] = -1, 7  # of the last head the first micro-batches have none
-    each = GPT(config, parameters(config)).losses(tokens, targets)
-    expected = [each[..., k].sum() / (targets[..., k] >= 0).sum() for k in range(predict)]
     models = engine_of(parameters(config), config=config), GPT(config, parameters(config))
-    norms = []
-    for model, optimizer in zip(models, (engine.AdamW(config, settings, WHERE), AdamW(config, settings))):
-        options = {"micro": micro} if model is models[0] else {}
+    optimizers, found = (engine.AdamW(config, settings, WHERE), AdamW(config, settings)), []
+    for model, optimizer, options in zip(models, optimizers, ({"micro": micro}, {}), strict=True):
         with device.step_of(model)(model, optimizer, settings, 4, **options) as take_step:
-            losses, norm = take_step(tokens, targets)
-        assert losses == pytest.approx(expected, rel=1e-5)
-        norms.append(norm)
-    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+            found.append(np.append(*take_step(tokens, targets)))
+    np.testing.assert_allclose(*found, rtol=1e-5)
     assert apart(models[0].params.host(), models[1].params) <= 1e-5
 
 
@@ -197,20 +186,31 @@ def steps_of(model, optimizer, config, lengths, **options):
     return np.array(found), model.params.host()
 
 
-@pytest.mark.full(but=["2"])
+@pytest.mark.full(but=["adamw-2"])
 @pytest.mark.parametrize("micro", [1, 2, 4])
-def test_steps_are_those_of_the_cpu(micro):
-    """Micro-batches add up, long gradients are clipped, the rate follows its schedule, gains do not decay."""
-    config = TrainConfig(steps=9, warmup=2, rate=3e-3, clip=0.5, decay=0.3, batch=4)
-    lengths = [9, 33, 9]
-    ours = engine_of(parameters())
-    found, params = steps_of(ours, engine.AdamW(TINY, config, WHERE), config, lengths, micro=micro)
-    theirs = GPT(TINY, parameters())
-    expected, wanted = steps_of(theirs, AdamW(TINY, config, np.float64), config, lengths)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_steps_are_those_of_the_cpu(optimizer, micro):
+    """Micro-batches add up, long gradients are clipped, the rate follows its schedule, gains do not decay.
+
+    Muon moves the matrices inside blocks, AdamW the others; the moments of both stand in their places.
+    """
+    config = TrainConfig(
+        steps=9, warmup=2, rate=3e-3, clip=0.5, decay=0.3, batch=4, adam_eps=1e-4, optimizer=optimizer
+    )  # fmt: skip
+    theirs = AdamW if optimizer == "adamw" else Muon
+    (found, params, m, v), (expected, wanted, m_wanted, v_wanted) = (
+        (*steps_of(model, state, config, [9, 33, 9], **more), state.m.host(), state.v.host())
+        for model, state, more in (
+            (engine_of(), engine.AdamW(TINY, config, WHERE), dict(micro=micro)),
+            (GPT(TINY, parameters()), theirs(TINY, config, np.float64), {}),
+        )
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert apart(params, wanted) <= 1e-5
-    moved = init(TINY, 0)  # a step has moved every tensor
-    assert all(not np.array_equal(params[name], moved[name]) for name in params)
+    assert apart(params, wanted) <= 1e-5 and apart(m, m_wanted) <= 1e-4
+    for name, start in init(TINY, 0).items():
+        assert not np.array_equal(params[name], start), "a step has moved every tensor"
+        np.testing.assert_allclose(v[name], v_wanted[name], atol=1e-4 * max(np.abs(v_wanted[name]).max(), 1e-9))
+        assert (optimizer == "muon" and moved_by_muon(name)) == (not v[name].any())
 
 
 @pytest.mark.full
@@ -274,20 +274,12 @@ def test_a_loss_that_is_not_finite_moves_nothing(sum_):
 
 @pytest.mark.parametrize("shape", [(1 << 20, 8), (8, 1 << 20)], ids=["positions", "tokens"])
 def test_an_embedding_whose_elements_32_bits_cannot_count_is_refused(shape):
-    """Arrays of one number seen 2^32 times, and one row less."""
-    op, (N, V), sorts = engine_of().program, shape, dict(shares=[0], order=None, sorted_tokens=None)
-    for less in (0, 1):
-        dx, dtable = (np.broadcast_to(np.float32(0), (n - less * (n > 8), 4096)) for n in (N, V))
-        arguments = dtable, program.Residual(dx, None), None, False
-        if less:
-            with patch.object(op, "_launch") as launch:
-                op.embed_back(*arguments, **sorts)
-            assert launch.called
-        else:
-            words = r"arrays of 4,294,967,296 numbers, expected fewer than 2\^32"
-            for kind in (program.Program, unfused.Unfused):
-                with pytest.raises(NanoEulerError, match=words):
-                    kind.embed_back(op, *arguments, **sorts)
+    """Arrays of one number seen 2^32 times."""
+    dx, dtable = (np.broadcast_to(np.float32(0), (n, 4096)) for n in shape)
+    for kind in (program.Program, unfused.Unfused):
+        with pytest.raises(NanoEulerError, match=r"arrays of 4,294,967,296 numbers, expected fewer than 2\^32"):
+            kind.embed_back(engine_of().program, dtable, program.Residual(dx, None), None, False,
+                            shares=[0], order=None, sorted_tokens=None)  # fmt: skip
 
 
 def test_lists_that_run_again_give_the_same_bits():
@@ -306,25 +298,27 @@ def test_lists_that_run_again_give_the_same_bits():
 
 @pytest.mark.full
 @on_the_cpu
-def test_memory_is_what_was_said():
-    """Buffers and states take the bytes that `bytes_needed` says, and `fitting` goes by them."""
-    for precision in ("float32", "bfloat16"):
-        for keep_x in (False, True):
-            model = engine_of(precision=precision)
-            with patch.object(engine.GPT, "keep_x", keep_x):
-                plan = memory.Plan(model, 3, 40)
-            said, owners = memory.bytes_needed(TINY, 3, 40, precision, keep_x), {}
-            streams = {id(x) for names in plan.layers for x in (names.x1, names.x2)} | {id(plan.x_final)}
-            assert len(streams) == (2 * TINY.layers + 1 if keep_x else 1)
-            for holder in (plan, plan.scratch, plan.dx, *plan.layers):
-                for x in vars(holder).values():
-                    while isinstance(x, np.ndarray) and x.base is not None:
-                        x = x.base
-                    if isinstance(x, np.ndarray):
-                        owners[id(x)] = x.nbytes
-            assert sum(owners.values()) - plan.scratch.square_parts.nbytes == said["buffers"]
-            states = 4 * model.params.flat.nbytes + (0 if model.copy is None else model.copy.flat.nbytes)
-            assert states == said["states"]
+@pytest.mark.parametrize("keep_x", [False, True])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_memory_is_what_was_said(precision, keep_x):
+    """Buffers and states take the bytes that `bytes_needed` says."""
+    model, owners = engine_of(precision=precision), {}
+    with patch.object(engine.GPT, "keep_x", keep_x):
+        plan = memory.Plan(model, 3, 40)
+    for holder in (plan, plan.scratch, plan.dx, *plan.layers):
+        for x in vars(holder).values():
+            while isinstance(x, np.ndarray) and x.base is not None:
+                x = x.base
+            if isinstance(x, np.ndarray):
+                owners[id(x)] = x.nbytes
+    states = 4 * model.params.flat.nbytes + (0 if model.copy is None else model.copy.flat.nbytes)
+    buffers = sum(owners.values()) - plan.scratch.square_parts.nbytes
+    assert memory.bytes_needed(TINY, 3, 40, precision, keep_x) == {"buffers": buffers, "states": states}
+
+
+@pytest.mark.full
+@on_the_cpu
+def test_as_many_rows_as_fit_go_through_together():
     one, two = (memory.bytes_needed(TINY, rows, TINY.context, "float32")["buffers"] for rows in (1, 2))
     model = engine_of()
     with patch.object(engine_step, "free_bytes", lambda where: two + model.params.flat.nbytes):
@@ -352,23 +346,12 @@ def test_plans_of_several_shapes_lie_in_one_block_of_memory():
 
     model = engine_of()
     assert np.array_equal(losses_of(model, False), losses_of(engine_of(), True))
-    block, plans = model._block, [model.plan(2, time) for time in (7, 32, TINY.context)]
-    assert all(model.plan(2, plan.time) is plan for plan in plans) and model._block is block
+    size = model._block.bytes.size
     for rows in range(1, gpt.PLANS + 2):
         model.plan(1, rows)
-    assert len(model._plans) == gpt.PLANS and model.plan(2, 7) is not plans[0]
+    assert len(model._plans) == gpt.PLANS
     model.plan(3, TINY.context)  # for which the block has to grow: the others' buffers are gone with it
-    assert len(model._plans) == 1 and model._block.bytes.size > block.bytes.size
-
-
-@pytest.mark.full
-def test_tensors_begin_at_multiples_of_256_bytes():
-    params = engine.Parameters(replace(TINY, dim=72, heads=1, ffn=24, vocab_size=40), "cpu")
-    starts = sorted((x.ctypes.data - params.flat.ctypes.data, x) for x in params.values())
-    assert all(at % 256 == 0 for at, _ in starts)
-    assert all(at + x.nbytes <= later for (at, x), (later, _) in pairwise(starts))
-    first_gain = min(at for at, x in starts if x.ndim == 1)
-    assert max(at for at, x in starts if x.ndim == 2) < first_gain == 4 * params.decayed
+    assert len(model._plans) == 1 and model._block.bytes.size > size
 
 
 @pytest.mark.full
@@ -376,7 +359,7 @@ def test_tensors_begin_at_multiples_of_256_bytes():
     "change, precision, words",
     [
         (dict(heads=4), "float32", "head width dim/heads is 16, expected 32, 64 or 128 on the GPU"),
-        (dict(vocab_size=97), "float32", "vocab_size is 97, expected a multiple of 8 up to 32768"),
+        (dict(vocab_size=97), "float32", "vocab_size is 97, expected a multiple of 8"),
         (dict(ffn=100), "float32", "ffn is 100, expected a multiple of 8"),
         (dict(vocab_size=40000), "float32", "vocab_size is 40000, expected a multiple of 8 up to 32768"),
         ({}, "float64", "precision is 'float64', expected one of float32, tf32, bfloat16"),
@@ -393,22 +376,18 @@ def test_what_the_kernels_do_not_take_is_one_sentence(change, precision, words):
 # ---- decoding --------------------------------------------------------------------------------------------------------
 
 
-def fed(decoder, tokens):
-    """Logits behind some of the tokens, fed in pieces of many sizes, with a piece taken back."""
-    found = [decoder.feed(tokens[:11]), *(decoder.feed(tokens[i : i + 1]) for i in range(11, 14))]
-    found += list(decoder.feed_all(tokens[14:17]))
-    decoder.read(tokens[30:34])
-    decoder.length -= 4
-    return [*found, decoder.feed(tokens[17:18])]
-
-
 @pytest.mark.full(but=["float32"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_decoding_gives_the_models_logits(precision):
+    """Fed in pieces of many sizes, and with a piece taken back."""
     params, tokens = parameters(), np.random.default_rng(1).integers(0, 96, 65)
-    expected, decoder = fed(Decoder(GPT(TINY, params)), tokens), engine_of(params, precision).decoder()
-    for found, wanted in zip(fed(decoder, tokens), expected, strict=True):
-        assert np.abs(found - wanted).max() <= ALLOWED[precision] * np.abs(wanted).max()
+    decoder, wanted = engine_of(params, precision).decoder(), GPT(TINY, params).logits(tokens[None])[0][10:18]
+    found = [decoder.feed(tokens[:11]), decoder.feed(tokens[11:12]), *decoder.feed_all(tokens[12:17])]
+    decoder.read(tokens[30:34])
+    decoder.length -= 4
+    found.append(decoder.feed(tokens[17:18]))
+    for mine, right in zip(found, wanted, strict=True):
+        assert np.abs(mine - right).max() <= ALLOWED[precision] * np.abs(right).max()
     assert decoder.length == 18
     decoder.feed_all(tokens[18:65])
     with pytest.raises(NanoEulerError, match="context is 65, 65 used: got 1 tokens, expected 1 to 0"):
@@ -439,12 +418,6 @@ DECODED = {
 }
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", DECODED)
-def test_other_shapes_decode(name):
-    check_decoding(name)
-
-
 def check_decoding(name):
     """Tokens that come singly and together."""
     config = replace(TINY, layers=1, vocab_size=40, predict=1, **DECODED[name])
@@ -452,11 +425,6 @@ def check_decoding(name):
     expected, decoder = GPT(config, params).logits(tokens[None])[0], engine_of(params, config=config).decoder()
     found = np.concatenate([decoder.feed_all(part) for part in np.split(tokens, [3, 4, 14])])
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
-
-
-@pytest.mark.full
-def test_products_with_bfloat16_weights_keep_what_x_is():
-    check_products()
 
 
 def check_products():
@@ -501,16 +469,6 @@ def test_later_heads_decode(precision):
                 assert np.abs(found - wanted).max() <= ALLOWED[precision] * np.abs(wanted).max()
 
 
-@pytest.mark.full
-def test_speculation_gives_the_text_of_plain_decoding():
-    model, texts = engine_of(precision="bfloat16"), []
-    ids = list(np.random.default_rng(0).integers(0, 96, 5))
-    for propose in (0, 1):
-        rounds = speculate(model, ids, np.random.default_rng(0), propose, temperature=0.0)
-        texts.append(list(islice(chain.from_iterable(rounds), 24)))
-    assert texts[0] == texts[1]
-
-
 # ---- where there is little room --------------------------------------------------------------------------------------
 
 # Logits of all positions find no room in dgate_up; with FEW, a token has shares of the embedding's gradient alone.
@@ -550,18 +508,6 @@ def check_small(precision):
             assert np.array_equal(before, memory.download(ours.params.flat), equal_nan=True)
 
 
-@pytest.mark.full
-@on_the_cpu
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_steps_with_little_room_are_those_of_the_cpu(precision):
-    check_small(precision)
-
-
-@pytest.mark.full
-def test_updates_with_a_copy_are_those_without():
-    check_updates()
-
-
 def check_updates():
     """AdamW with a copy in bfloat16 moves what it moves without, and the copy is the rounded parameter."""
     xp, rng, settings = cuda.array_module(), np.random.default_rng(0), TrainConfig(decay=0.5)
@@ -591,32 +537,6 @@ def test_bfloat16_rounds_to_the_nearest_even():
     every = np.random.default_rng(0).integers(0, 2**32, 4096, np.uint32).view(np.float32)
     theirs = torch.from_numpy(every).to(torch.bfloat16).float().numpy()
     assert np.array_equal(from_bfloat16(to_bfloat16(every)), theirs, equal_nan=True)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kind", ["float32", "uint16"])
-@pytest.mark.parametrize("a_turned", [False, True])
-@pytest.mark.parametrize("b_turned", [False, True])
-@pytest.mark.parametrize("add", [False, True])
-def test_products(kind, a_turned, b_turned, add):
-    xp, rng = cuda.array_module(), np.random.default_rng(0)
-    M, N, K = 24, 40, 56
-
-    def made(rows, columns, turned):
-        x = rng.standard_normal((columns, rows) if turned else (rows, columns)).astype(np.float32)
-        wide = np.zeros((len(x), x.shape[1] + 8), np.float32)  # rows further apart than they are long
-        wide[:, : x.shape[1]] = x
-        stored = to_bfloat16(wide) if kind == "uint16" else wide
-        back = from_bfloat16(stored) if kind == "uint16" else stored
-        there = xp.asarray(stored)[:, : x.shape[1]]
-        return there, back[:, : x.shape[1]].T if turned else back[:, : x.shape[1]]
-
-    (a, x), (b, y) = made(M, K, a_turned), made(K, N, b_turned)
-    c = xp.full((M, N), 2.0, np.float32)
-    product(c, a, b, transpose_a=a_turned, transpose_b=b_turned, add=add)()
-    np.testing.assert_allclose(memory.download(c), x @ y + (2 if add else 0), rtol=1e-4, atol=1e-4)
-    with pytest.raises(NanoEulerError, match=r"c \[M, N\] = a \[M, K\] b \[K, N\], got c \(24, 40\)"):
-        product(c, a, b[:8], transpose_a=a_turned, transpose_b=b_turned)
 
 
 # ---- the list that a card would run ----------------------------------------------------------------------------------
@@ -698,26 +618,6 @@ def test_train_resume_and_go_on_with_the_other_device(text, capsys):
     assert "--resume takes its settings from the run, got also --precision" in capsys.readouterr().err
 
 
-@on_the_cpu
-def test_an_interrupted_run_ends_with_the_same_bits(text):
-    """Stopped behind step 2 by the signal that Ctrl-C sends, and resumed."""
-    model = ModelConfig(dim=64, heads=2, kv_heads=1, layers=1, context=16, vocab_size=288, predict=2)
-    config = TrainConfig(steps=4, batch=2, warmup=1, valid_every=2, sample_every=0, save_every=2, valid_fraction=0.2)
-    content, options = Path(text).read_text("utf-8"), {"quiet": True}
-    place = device.Device("checked", "bfloat16")
-    whole = train.train("a", content, model, config, device=place, **options)
-
-    def stop(entry):
-        if entry.get("step") == 3 and "loss" in entry:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train.train("b", content, model, config, device=place, on_entry=stop, **options)
-    again = loop.resume("b", content, **options)
-    assert isinstance(again, engine.GPT) and again.precision == "bfloat16"
-    assert np.array_equal(whole.params.flat, again.params.flat)
-
-
 @pytest.mark.full
 @on_the_cpu
 def test_sft_pads_the_vocabulary_for_the_kernels(tmp_path):
@@ -739,7 +639,6 @@ def test_a_run_says_where_its_time_goes(text, capsys):
     words = ["train", "--data", text, "--run", "r", *RUN, "bf16", "--valid-every", 9, "--sample-every", 0]
     assert run_cli(*words, "--steps", 4, "--profile", 2) == 0
     out = capsys.readouterr().out
-    assert "GPU: bfloat16, 2 of 2 rows at a time; states 0.00 GiB, buffers 0.00 GiB" in out
     table = out[out.index("composite") :].splitlines()
     end = next(i for i, line in enumerate(table) if line.startswith("all"))
     rows = {line.split()[0]: line.split()[1:] for line in table[1 : end + 1]}
@@ -747,10 +646,12 @@ def test_a_run_says_where_its_time_goes(text, capsys):
     assert rows["linear"][0] == "3" and rows["norm"][0] == "3"  # launches a step, of one layer
     shares = [float(row[-1].rstrip("%")) for name, row in rows.items() if name != "all"]
     assert abs(sum(shares) - 100) < 1 and shares == sorted(shares, reverse=True)
-    assert run_cli("train", "--data", text, "--run", "r2", "--device", "cpu", "--profile", 2) == 2
-    assert "profile times the launches of a GPU" in capsys.readouterr().err
-    assert run_cli("train", "--data", text, "--run", "r2", "--profile", -1) == 2
-    assert "--profile is -1" in capsys.readouterr().err
+    for wrong, words in (
+        (("--device", "cpu", "--profile", 2), "profile times the launches of a GPU"),
+        (("--profile", -1), "--profile is -1"),
+    ):
+        assert run_cli("train", "--data", text, "--run", "r2", *wrong) == 2
+        assert words in capsys.readouterr().err
 
 
 @on_the_cpu
@@ -768,14 +669,6 @@ def test_generate_and_check_on_a_device(capsys):
         assert run_cli("check", "--device", "checked", "--precision", "bf16") == 1
     out = capsys.readouterr().out
     assert out.endswith("FAILED\n") and "WRONG (allowed 1.0e-03)" in out
-
-
-@pytest.mark.full
-def test_what_the_kernels_do_not_take_begins_no_run(text, capsys):
-    assert run_cli("train", "--data", text, "--run", "r", "--device", "checked", "--dim", 60, "--heads", 2) == 2
-    error = capsys.readouterr().err
-    assert "head width dim/heads is 30, expected 32, 64 or 128 on the GPU" in error
-    assert error.count("\n") == 1 and not Path("r").exists()
 
 
 if __name__ == "__main__":

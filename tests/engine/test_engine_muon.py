@@ -4,15 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_engine import TINY, WHERE, apart, batch, engine_of, on_the_cpu, parameters, steps_of
+from test_engine import TINY, WHERE, batch, engine_of, on_the_cpu
 
 from nanoeuler_lib import cuda, engine
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.cuda.blas import Product, from_bfloat16, product, to_bfloat16
 from nanoeuler_lib.engine import device, memory, program
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.model import GPT
-from nanoeuler_lib.model.optim import Muon, moved_by_muon
+from nanoeuler_lib.model.optim import Muon
 from nanoeuler_lib.ops import reference
 
 pytestmark = [] if WHERE == "gpu" else [pytest.mark.compiler]
@@ -110,29 +109,6 @@ def test_without_a_gradient_or_a_rate():
     np.testing.assert_allclose(momentum, wanted, atol=1e-6)
 
 
-def check_steps(lengths=(9, 33, 9), config=TINY, **options):
-    """Losses, norms, parameters and moments that some steps of the engine and of NumPy leave."""
-    (found, params, m, v), (expected, wanted, m_wanted, v_wanted) = (
-        (*steps_of(model, optimizer, SETTINGS, lengths, **more), optimizer.m.host(), optimizer.v.host())
-        for model, optimizer, more in (
-            (engine_of(config=config), engine.AdamW(config, SETTINGS, WHERE), options),
-            (GPT(config, parameters(config)), Muon(config, SETTINGS, np.float64), {}),
-        )
-    )
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert apart(params, wanted) <= 1e-5 and apart(m, m_wanted) <= 1e-4
-    for name in v:
-        np.testing.assert_allclose(v[name], v_wanted[name], atol=1e-4 * max(np.abs(v_wanted[name]).max(), 1e-9))
-        assert moved_by_muon(name) == (not v[name].any())
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("micro", [1, 4])
-def test_steps_are_those_of_the_cpu(micro):
-    """Matrices inside blocks by Muon, the others by AdamW, gains without decay; moments in their places."""
-    check_steps(micro=micro)
-
-
 def check_muon():
     """What test_planted.py asks of kernels with a bug."""
     check_composite(WIDE)
@@ -154,20 +130,12 @@ def test_the_state_goes_to_the_device_and_back():
 
 @pytest.mark.full
 @on_the_cpu
-def test_memory_is_what_was_said():
-    for precision, half in (("float32", 4), ("bfloat16", 2)):
-        sizes = TINY, 2, 40, precision
-        said = memory.bytes_needed(*sizes, optimizer="muon")
-        plain = memory.bytes_needed(*sizes)
-        with engine.Step(engine_of(precision=precision), engine.AdamW(TINY, SETTINGS, WHERE), SETTINGS, 2) as one:
-            work = vars(one.work)
-        groups = work.pop("groups")
-        assert said["buffers"] - plain["buffers"] == sum(x.nbytes for x in work.values())
-        assert work["muon_x"].nbytes == half * 4 * 64 * 176 and work["muon_gram"].shape == (4 * 64 * 64,)
-        assert [(R, C, len(places)) for R, C, places in groups] == [
-            (64, 64, 4), (64, 32, 4), (64, 176, 4), (176, 64, 2)
-        ]  # fmt: skip
-        assert said["states"] == plain["states"]
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_memory_is_what_was_said(precision):
+    said, plain = (memory.bytes_needed(TINY, 2, 40, precision, optimizer=name) for name in ("muon", "adamw"))
+    with engine.Step(engine_of(precision=precision), engine.AdamW(TINY, SETTINGS, WHERE), SETTINGS, 2) as one:
+        work = [x.nbytes for name, x in vars(one.work).items() if name != "groups"]
+    assert said == plain | {"buffers": plain["buffers"] + sum(work)}
 
 
 @pytest.mark.full
@@ -180,12 +148,9 @@ def test_the_launches():
         launches = take_step._update_list(model._plan)
     names = [entry.composite for entry in launches]
     assert names.count("adamw") == 2 and names.count("muon") == 4 * 18
-    lines = [str(entry) for entry in launches if entry.composite == "muon"]
-    assert lines[3] == "muon: product 4 times 64 x 64 x 64 of float32 float32 x 2.0315 + -4.775 float32 = float32"
     products = [entry.launch for entry in launches if isinstance(entry.launch, program.Product)]
-    keys = TINY.kv_heads * TINY.head_dim
     sides = {min(one.shape[:2]) for one in products}
-    assert sides == {64, keys}, "the smaller Gram matrix"
+    assert sides == {TINY.dim, TINY.kv_heads * TINY.head_dim}, "the smaller Gram matrix"
 
 
 @pytest.mark.full

@@ -19,7 +19,6 @@ from nanoeuler_lib.ops import reference
 
 ON_GPU = cuda.device() == "gpu"
 pytestmark = [] if ON_GPU else [pytest.mark.compiler]
-on_cpu = pytest.mark.skipif(ON_GPU, reason="the checker runs on the CPU")
 xp = cuda.array_module()
 K = 1024
 TURING, OLD, AMPERE, HOPPER = (flash.Card(*of) for of in ((75, 48 * K), (80, 48 * K), (86, 99 * K), (90, 227 * K)))
@@ -249,15 +248,6 @@ def test_the_error_of_gradients_is_at_most_twice_the_formulas_in_the_same_precis
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind, C", [("bfloat16", 64), ("tf32", 32)])
-def test_two_runs_agree_to_the_bit_and_inputs_stay_as_they_are(kind, C):
-    problem = Problem(kind, C, 2, 65, 6, 2)
-    first, second, before = problem.backward()[1], problem.backward()[1], problem.arrays()
-    for one, other in (*zip(first, second, strict=True), *zip(first[2:], before[2:], strict=True)):
-        assert download(one).tobytes() == download(other).tobytes()
-
-
-@pytest.mark.full
 def test_in_one_call():
     problem = Problem("float32", 32, 1, 20, 2, 1)
     out, lse = flash.attention(stored(problem.qkv, "float32"), 2, 1)
@@ -280,7 +270,6 @@ def test_wgmma_equals_its_twin(C):
 # which tile, and what is refused
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles_fit_the_card(kind):
     cards = [OLD, AMPERE, HOPPER] if kind != "float32" else [TURING]
@@ -312,13 +301,9 @@ REFUSED = [  # by which pass; what does not fit; what the message must say
     ("forward", dict(qkv=zeros((1, 5, 257))), "(4 + 2 x 2) C"),
     ("forward", dict(qkv=zeros((1, 5, 256), np.float64)), "float64"),
     ("forward", dict(out=zeros((1, 5, 127))), "out is (1, 5, 128) of float32, got (1, 5, 127) of float32"),
-    ("forward", dict(out=zeros((1, 5, 128), np.float16)), "of float16"),
-    ("forward", dict(lse=zeros((1, 5, 4))), "lse is (1, 4, 5) of float32, got (1, 5, 4)"),
     ("forward", dict(out=zeros((1, 5, 128), more=1)), "out starts at a multiple of 16 bytes, got 4 more"),
     ("forward", dict(on=TURING, tf32=True), "TF32 needs tensor cores of compute capability 8.0, this card has 7.5"),
-    ("backward", dict(heads=3), "heads is a multiple of groups, got 3 and 2"),
     ("backward", dict(dout=zeros((1, 4, 128))), "dout is (1, 5, 128) of float32, got (1, 4, 128) of float32"),
-    ("backward", dict(delta=zeros((1, 5, 4))), "delta is (1, 4, 5) of float32, got (1, 5, 4) of float32"),
     ("backward", dict(dqkv=zeros((1, 4, 256))), "dqkv is (1, 5, 256) of float32, got (1, 4, 256) of float32"),
     ("backward", dict(dqkv=zeros((1, 5, 256), more=1)), "dqkv starts at a multiple of 16 bytes, got 4 more"),
     ("backward", dict(tables=(zeros((5, 32)),) * 2), "tables[0] is (5, 16) of float32, got (5, 32) of float32"),
@@ -345,55 +330,3 @@ def test_a_card_without_tensor_cores_takes_float32_alone(number, tf32):
     assert "false" in flash.tile("float", 64, 512, TURING).kernel
     with pytest.raises(NanoEulerError, match="tensor cores of compute capability"):
         flash.tile(number, 64, 512, TURING, tf32)
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# without one of its barriers, commits or waits: the checker reports it, or the numbers are wrong
-
-ORDERING = re.compile(r"(?:__sync(?:threads|warp)|copy_async_commit|copy_async_wait<\d>)\(\);")
-TEXTS = {way: (cuda.KERNELS / f"attention_{way}.cu").read_text("utf-8") for way in ("forward", "backward")}
-PLACES = [(way, place) for way, text in TEXTS.items() for place in ORDERING.finditer(text)]
-
-
-def kernel_of(way, place):
-    """Whose the place is; none: a function of them all."""
-    return "".join(re.findall(rf"\n(attention_{way}\w*)\(", TEXTS[way][: place.start()])[-1:])
-
-
-@pytest.mark.full
-@on_cpu
-@pytest.mark.parametrize("way, place", PLACES, ids=[f"{way}-{n}" for n, (way, _) in enumerate(PLACES)])
-def test_what_orders_the_threads_is_missed(way, place, monkeypatch):
-    text, hurt = TEXTS[way], kernel_of(way, place)
-    broken = text[: place.start()] + "{}" + text[place.end() :]
-    caught = pytest.raises((cuda.KernelError, AssertionError))
-    if way == "forward":
-        module = lambda name: cuda.module(broken, instantiate=(name,))[name]
-        monkeypatch.setattr(flash, "_kernel", lambda chosen, *_: module(chosen.kernel))
-        hopper = "hopper" in hurt
-        with caught:
-            if hopper:  # with one tile of values
-                check_forward(("bfloat16", 128, 1, 100, 2, 1), HOPPER)
-            check_forward(("bfloat16", 64, 1, 100, 2, 1), HOPPER if hopper else AMPERE)
-        return
-    sound = flash_backward._module
-
-    def compiled(names, where, checked):
-        mine = tuple(name for name in names if name.startswith(f"{hurt}<") or not hurt)
-        rest = tuple(name for name in names if name not in mine)
-        modules = [cuda.module(broken, instantiate=mine), *([sound(rest, where, checked)] if rest else [])]
-        return {name: module[name] for module in modules for name in module}
-
-    monkeypatch.setattr(flash_backward, "_module", compiled)
-    line = text[text.rindex("\n", 0, place.start()) : text.index("\n", place.end())]
-    if place[0] == "__syncwarp();":  # rows that are held are read long before
-        problem, options = Problem("tf32", 128, 1, 16, 1, 1), dict(shared=64 * K)
-    else:
-        problem, options = Problem("bfloat16", 32, 1, 70, 2, 1), dict(shared=48 * K, atomic="all warps" in line)
-    with caught:
-        got, _ = problem.backward(**options)
-        assert max(map(distance, got, problem.wanted)) <= 2 * BOUND["bfloat16"]
-
-
-def test_there_are_places_to_delete():
-    assert min(sum(way == one for way, _ in PLACES) for one in TEXTS) >= 10

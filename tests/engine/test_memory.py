@@ -171,12 +171,12 @@ def test_a_run_whose_memory_ends_goes_on_from_its_last_whole_step(card, run, tmp
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(engine.Step, "_start_gradient", asking)
-        said = r"allocating 8 bytes.*: take .*; the checkpoint of step 3 is whole: --resume a"
-        with pytest.raises(OutOfMemory, match=said):
+        with pytest.raises(OutOfMemory, match=r"8 bytes.*: take .*; the checkpoint of step 3 is whole: --resume a"):
             run("a", on_entry=end)
     assert checkpoint.load(tmp_path / "a").step == 3
     card.size = 1 << 40
     again = loop.resume("a", TEXT, quiet=True)
+    assert isinstance(again, engine.GPT) and again.precision == "bfloat16"
     assert np.array_equal(again.params.host().flat, whole.flat)
 
 
