@@ -29,6 +29,7 @@ from typing import NamedTuple
 import hostile_kernels
 import numpy as np
 import pytest
+from test_cuda_matrix import bits_of, value_of
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.errors import NanoEulerError
@@ -52,22 +53,14 @@ WIDTH = 99  # of a line of a finding that quotes no code
 def helpers(seed: str) -> dict:
     rng = np.random.default_rng(list(seed.encode()))
     return {
-        "np": np, "zlib": zlib, "rng": rng, "f32": np.float32, "bf16": bf16, "widen": widen, "splitmix": splitmix,
+        "np": np, "zlib": zlib, "rng": rng, "f32": np.float32, "bf16": lambda x: bits_of(x, "__nv_bfloat16"),
+        "widen": lambda x: value_of(x, "__nv_bfloat16").astype("f4"),
+        "splitmix": splitmix,
         "xorshift": xorshift, "jacobi": jacobi, "life": life,
         "normal": lambda *shape: rng.standard_normal(shape, np.float32),
         "zeros": lambda *shape: np.zeros(shape, np.float32),
         "ints": lambda low, high, *shape: rng.integers(low, high, shape).astype(np.int32),
     }  # fmt: skip
-
-
-def bf16(x):
-    """The bytes of the nearest bfloat16, ties to even."""
-    u = np.asarray(x, np.float32).view(np.uint32)
-    return ((u + 0x7FFF + (u >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def widen(x):
-    return (x.astype(np.uint32) << 16).view(np.float32)
 
 
 def splitmix(z):

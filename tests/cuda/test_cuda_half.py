@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from test_cuda_matrix import value_of as value
 from test_nvrtc import cubin, in_wheels, nvrtc
 
 from nanoeuler_lib import cuda
@@ -21,13 +22,6 @@ TYPES = {
     "__half": (11, -24, 65504),
     "__nv_bfloat16": (8, -133, float.fromhex("0x1.fep127")),
 }  # digits, least exponent, largest
-
-
-def value(bits, number):
-    bits = np.asarray(bits, np.uint16)
-    if number == "__half":
-        return bits.view(np.float16).astype(np.float64)
-    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def bits_of(x, number):

@@ -4,7 +4,6 @@ The oracles are NumPy's, in float64, and the layouts as the PTX ISA prints them.
 there (NANOEULER_DEVICE=gpu); on the CPU they run compiled for speed and checked.
 """
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from nanoeuler_lib import cuda
 ON_GPU = cuda.device() == "gpu"
 pytestmark = [] if ON_GPU else [pytest.mark.compiler]
 xp = cuda.array_module()
-on_cpu = pytest.mark.skipif(ON_GPU, reason="the checker and the profiler run on the CPU")
 lanes = np.arange(32)
 
 FOLDER = Path(__file__).parent / "kernels"
@@ -188,17 +186,3 @@ def test_the_product_for_hopper(checked, K):
         exact = (a64 == np.round(a64)).all() and (b64 == np.round(b64)).all()  # then every sum is a float
         bound = 0 if exact else K * 2.0**-23 * (np.abs(a64) @ np.abs(b64).T)
         assert (np.abs(host(c) - a64 @ b64.T) <= bound).all()
-
-
-ORDERING = re.compile(r"(?:__syncthreads|copy_async_commit|copy_async_wait<1>)\(\);")
-
-
-@on_cpu
-@pytest.mark.parametrize("number", range(5))
-def test_matmul_without_one_of_its_barriers_waits_or_commits(number):
-    places = list(ORDERING.finditer(MATMUL))
-    assert len(places) == 5
-    text = MATMUL[: places[number].start()] + ";" + MATMUL[places[number].end() :]
-    with pytest.raises(cuda.KernelError) as caught:
-        multiply(cuda.module(text)["matmul"], 32, 32, 128)
-    assert caught.value.finding.kind in ("missing wait", "race")

@@ -48,33 +48,6 @@ def test_vector_add():
     assert sums(last) == (8 * 232, 4 * 232, 232, 0)  # the guard leaves 232 of the 1000
 
 
-def test_transpose_computes_nothing():
-    x, y = ones(64, 64), ones(64, 64)
-    p = profile(cuda.KERNELS / "transpose.cu", "transpose_tiled", (2, 2), (32, 8), (x, y, 64, 64))
-    assert sums(p) == (4096, 4096, 0, 0) and p.intensity() == 0
-    assert sum(w.shared for w in p.work) == 8192
-
-
-PLAIN_MATMUL = """extern "C" __global__ void matmul(const float* a, const float* b, float* c, int K, int N) {
-  int row = threadIdx.y, column = threadIdx.x;
-  float sum = 0;
-  for (int k = 0; k < K; k++)
-    SUM
-  c[row * N + column] = sum;
-}
-"""
-
-
-@pytest.mark.parametrize("sum_of", ["sum += a[row * K + k] * b[k * N + column];",
-                                    "sum = fmaf(a[row * K + k], b[k * N + column], sum);"])  # fmt: skip
-def test_matmul_counts_two_for_each_product(sum_of):
-    M, N, K = 5, 7, 11
-    args = (ones(M, K), ones(K, N), ones(M, N), K, N)
-    p = profile(PLAIN_MATMUL.replace("SUM", sum_of), "matmul", 1, (N, M), args)
-    assert [(w.line, w.flops) for w in p.work if w.flops] == [(5, 2 * M * N * K)]
-    assert sums(p) == (8 * M * N * K, 4 * M * N, 2 * M * N * K, 0)
-
-
 def test_matmul_on_tensor_cores_counts_the_same():
     bits = np.zeros((64, 64), np.uint16)
     p = profile(MATMUL, "matmul", (2, 2), 128, (bits, bits.copy(), ones(64, 64), 64, 64))

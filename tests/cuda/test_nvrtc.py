@@ -198,14 +198,6 @@ def test_what_came_with_hopper_compiles_for_it():
 
 @pytest.mark.full
 @pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
-def test_the_shared_memory_read_from_the_code_is_that_of_the_text():
-    code = cubin(TEXTS["transpose.cu"][0], "sm_75")
-    assert static_shared(code, "transpose_tiled") == 32 * 33 * 4
-    assert static_shared(code, "transpose_plain") == 0
-
-
-@pytest.mark.full
-@pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
 @pytest.mark.parametrize(
     "version, kernel", [("3 tiled", "matmul_tiled"), ("4 strip", "matmul_strip"), ("5 patch", "matmul_patch")]
 )
