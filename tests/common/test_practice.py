@@ -282,15 +282,6 @@ def test_options_of_a_check_are_handed_on(capsys):
     ]
 
 
-def test_the_handler_of_an_interrupt_comes_back():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        assert verdict(lambda f: signal.getsignal(signal.SIGINT) is signal.default_int_handler, 1) == "True"
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def test_an_answer_that_wraps_what_is_no_function_is_told():
     @functools.wraps(functools.partial(sum))  # a kernel of %%cuda is such a thing
     def mine(x):
