@@ -474,7 +474,3 @@ def spoilt(change):
 
 def file(answers: dict[str, str]) -> str:
     return TAPE + "\n\n" + "\n\n".join(answers.values())
-
-
-def contracts(chapter: str, seed: str, student: str) -> dict[str, str]:
-    return {p.name: p.contract for p in papers.paper(chapter, seed, student)}

@@ -319,15 +319,11 @@ def test_command_inside_the_copy(folder):
 
 
 @pytest.mark.full
-def test_command_diagnose(nanoeuler):
+def test_command_diagnose(nanoeuler, monkeypatch):
     code, out, _ = nanoeuler("diagnose", "--tool", "schedule", "sampling")
     assert code == 0 and [line.split(":")[0] for line in out.splitlines()] == ["ok      schedule", "ok      sampling"]
     code, out, _ = nanoeuler("diagnose", "--tool", "schedule", "--json")
     assert code == 0 and json.loads(out) == {"sound": True, "findings": {"schedule": []}}
-
-
-@pytest.mark.full
-def test_command_diagnose_finds(nanoeuler, monkeypatch):
     monkeypatch.setattr("nanoeuler_lib.model.optim.learning_rate", lambda step, config: config.rate)
     code, out, _ = nanoeuler("diagnose", "--tool", "schedule")
     assert code == 1 and out.startswith("FOUND   schedule: the rate of step ")

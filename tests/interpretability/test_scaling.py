@@ -136,6 +136,15 @@ def test_an_interval_is_wider_for_a_higher_level_and_for_a_run_with_noise():
     assert found.interval(1e7, 1e8, noise=3e-4) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    "freedom, law", [(1, lambda x: 1 / math.cos(math.pi * x / 2) ** 2), (2, lambda x: 1 / (1 - x * x))]
+)
+def test_the_limit_is_students_where_it_has_a_closed_form(freedom, law):
+    found = scaling.surface(noisy(0).take(slice(5 + freedom)), np.array([0.4]), np.array([0.8]))
+    for level in (0.5, 0.95):
+        assert found.limit(level) == pytest.approx(found.rss.min() * law(level), rel=1e-6)
+
+
 def test_a_score_and_a_parabola():
     assert scaling.interval_score(1.0, 3.0, 2.0) == 2.0
     assert scaling.interval_score(1.0, 3.0, 3.5) == pytest.approx(2 + 40 * 0.5)
