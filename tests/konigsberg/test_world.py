@@ -7,7 +7,7 @@ nothing of the generator's bookkeeping.
 import re
 from collections import Counter, defaultdict
 from itertools import combinations, pairwise
-from math import log2
+from math import log2, sqrt
 
 import numpy as np
 import pytest
@@ -52,6 +52,18 @@ def test_the_sources_tokens_cost_what_the_story_costs(kind):
             assert tokenizer is TOKENIZER or np.allclose(costs, by_bytes, atol=1e-9)
             with pytest.raises(ValueError, match="read-only"):
                 costs[0] = 0  # kept for the next who asks
+
+
+def test_the_source_says_what_many_stories_do():
+    """Counted over stories drawn from the source: the first token, and what follows some beginnings."""
+    drawn = [TOKENIZER.encode(story.text[:60]).tolist() for story in SAMPLE]
+    ids, rows = town.next_tokens(konigsberg.sample(11, "errand").text, TOKENIZER)
+    for at in (0, 1, 2, 3):
+        followers = Counter(story[at] for story in drawn if story[:at] == ids[:at])
+        n = followers.total()
+        assert n > 90 and followers.keys() <= rows[at].keys()
+        for token, p in rows[at].items():
+            assert abs(followers[token] - n * p) <= 5 * sqrt(n * p * (1 - p)) + 1, (at, token)
 
 
 def test_answers_are_facts():
