@@ -91,7 +91,6 @@ GAPS = {
             "distinct words": lambda words: Counter(
                 p for word in {tuple(word) for word in words} for p in pairwise(word)
             ),
-            "pairs without order": lambda words: Counter(tuple(sorted(p)) for word in words for p in pairwise(word)),
         },
     ),
     "check_merge_pair": (
@@ -103,7 +102,6 @@ GAPS = {
                 list(ids),
             ),
             "overlapping places too": overlapping_merges,
-            "the last id lost": lambda ids, pair, new: merge_pair(ids, pair, new)[: max(len(ids) - 1, 0)],
             "in place": in_place,
         },
     ),
@@ -119,10 +117,6 @@ GAPS = {
                     complement(tokens[pair[1]]),
                 ),
             ),
-            "ties by id": lambda words, number: train(words, number, greatest=lambda n, pair, _: (n, pair)),
-            "ties by the joined bytes": lambda words, number: train(
-                words, number, greatest=lambda n, pair, tokens: (n, tokens[pair[0]] + tokens[pair[1]])
-            ),
             "ties to the pair met first": lambda words, number: train(words, number, greatest=lambda n, pair, _: n),
             "overlaps counted once": lambda words, number: train(words, number, count=without_overlaps),
             "merged across words": lambda words, number: train_bpe([b"".join(words)], number),
@@ -133,12 +127,6 @@ GAPS = {
                 number,
                 greatest=lambda n, pair, tokens: (n, as_text(tokens[pair[0]]), as_text(tokens[pair[1]])),
             ),
-            "capitals lost": lambda words, number: train_bpe([word.lower() for word in words], number),
-            "merges as lists": lambda words, number: [list(pair) for pair in train_bpe(words, number)],
-            "one merge too few": lambda words, number: train_bpe(words, number)[:-1],
-            "only the first count": lambda words, number: (
-                [pair for pair, _ in count_pairs([list(word) for word in words]).most_common(number)]
-            ),
         },
     ),
     "check_encode_word": (
@@ -146,7 +134,6 @@ GAPS = {
         {
             "the longest token first": CHAPTER["suspect_a"],
             "the leftmost pair first": CHAPTER["suspect_b"],
-            "bytes only": lambda word, merges: list(word),
             "each merge once": lambda word, merges: encode_once(word, merges),
         },
     ),

@@ -1,10 +1,8 @@
 """Chapter 08: its checks accept what is right and reject wrong answers, each of them named."""
 
-import math
 from functools import partial
 
 import numpy as np
-import pytest
 from chapters import accepts, rejects, slips
 
 from nanoeuler_book.checks import verdict
@@ -27,25 +25,10 @@ def forward(x, gain, eps=1e-5, axis=-1, inside=True, squared=True, use_gain=True
 WRONG_FORWARD = {
     "eps outside the root": partial(forward, inside=False),
     "eps fixed": lambda x, g, e=1e-5: forward(x, g),
-    "eps of another size when left out": lambda x, g, e=1e-6: forward(x, g, e),
-    "no eps": lambda x, g, e=0: forward(x, g, 0),
     "the mean over all vectors": partial(forward, axis=None),
-    "the mean over the first axis": partial(forward, axis=0),
-    "axis 2 in place of the last": partial(forward, axis=2),
     "a width of 7 written in": partial(forward, width=7),
-    "mean of absolute values": partial(forward, squared=False),
     "the gain forgotten": partial(forward, use_gain=False),
-    "max(m, eps) in place of m + eps": lambda x, g, e=1e-5: forward(x, g, 0.0, floor=e),
     "LayerNorm": lambda x, g, e=1e-5: forward(x - x.mean(axis=-1, keepdims=True), g, e),
-    "the root in place of its reciprocal": lambda x, g, e=1e-5: (
-        forward(x, g, e)[0],
-        (forward(x, g, e)[1][0], 1 / forward(x, g, e)[1][1], g),
-    ),
-    "y saved in place of n": lambda x, g, e=1e-5: (
-        forward(x, g, e)[0],
-        (forward(x, g, e)[0], *forward(x, g, e)[1][1:]),
-    ),
-    "float64 whatever comes": lambda x, g, e=1e-5: forward(x.astype(float), g, e),
 }
 
 
@@ -77,12 +60,8 @@ WRONG_BACKWARD = {
     "the gain forgotten in the mean": dict(gain_in_mean=False),
     "the mean over all vectors": dict(axis=None),
     "the root constant": dict(subtract=False),
-    "1 / rms left out": dict(rstd_power=0),
-    "1 / rms cubed": dict(rstd_power=3),
     "the gain's gradient not summed": dict(sum_rows=False),
-    "the gain inside its own gradient": dict(gain_in_dgain=True),
     "as if eps were 0": dict(exact=True),
-    "clipped to 100": dict(clip=100.0),
 }
 test_wrong_gaps = rejects(
     {
@@ -106,15 +85,6 @@ def partial_by_jacobian(dy, saved):
     return dx, dgain
 
 
-def partial_by_mask(dy, saved):
-    x, s, g, k = saved
-    dn = dy * g
-    normed = x * s
-    mask = (np.arange(x.shape[-1]) < k).astype(x.dtype) / k
-    along = np.einsum("...d,...d->...", dn, normed)[..., None]
-    return s * (dn - normed * mask * along), (dy * normed).reshape(-1, len(g)).sum(axis=0)
-
-
 def lists_for_bugs():
     return {
         "gain": ([[1, 2, -3]], [1, 2, 3]),
@@ -123,19 +93,9 @@ def lists_for_bugs():
     }
 
 
-def equal_gains_for_bugs():
-    """A gain of 2 everywhere is as good as random ones; several equal rows do not hide the mean over rows."""
-    rng = np.random.default_rng(12)
-    return {
-        "gain": (rng.normal(size=(1, 5)), np.full(5, 2.0)),
-        "axis": (rng.normal(size=(6, 5)), np.ones(5)),
-        "eps": (1e-3 * rng.normal(size=(1, 5)), np.ones(5)),
-    }
-
-
 OTHERS = {
-    "check_partial": [partial_by_jacobian, partial_by_mask],
-    "check_inputs": [lists_for_bugs, equal_gains_for_bugs],
+    "check_partial": [partial_by_jacobian],
+    "check_inputs": [lists_for_bugs],
     "check_factors": [
         lambda: {"x": [1, 0.1, 1], "gain": [10, 10, 1]},
         lambda: {"gain": (10.0, 10.0, 1.0), "x": (1.0, 1 / 10, 1.0)},
@@ -150,18 +110,3 @@ def test_ratios_measured_otherwise_are_right(chapter):
     with_, without = chapter.ratios()
     for other in ((np.array(with_), np.float32(without)), (1.004 * with_, 0.996 * without)):
         assert verdict(chapter.check_ratios, lambda other=other: other) == "right"
-
-
-NOT_RATIOS = {
-    "NaN": lambda c: (math.nan, math.nan),
-    "none": lambda c: (),
-    "three": lambda c: (*c.ratios(), 1.0),
-    "arrays": lambda c: tuple(np.full(3, ratio) for ratio in c.ratios()),
-    "off by 2%": lambda c: tuple(1.02 * ratio for ratio in c.ratios()),
-}
-
-
-@pytest.mark.parametrize("wrong", NOT_RATIOS.values(), ids=NOT_RATIOS)
-def test_what_is_not_two_right_ratios_is_rejected(chapter, wrong):
-    value = wrong(chapter)
-    assert verdict(chapter.check_ratios, lambda: value) not in ("right", "not written yet")

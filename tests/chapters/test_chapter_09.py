@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from chapters import ROOT, accepts, rejects, slips
 
-from nanoeuler_book.checks import verdict
-
 NOTEBOOK = ("09_swiglu", "SHAPES", "WIDTHS", "FUNCTIONS", "MINI")
 
 
@@ -25,20 +23,13 @@ def forward(gate, up, bend=None, through=True, use_up=True, quiet=True, stable=T
 
 
 WRONG_FORWARD = {
-    "the gate as it was first, without g": dict(through=False),
     "ReLU": dict(bend=lambda g: np.maximum(g, 0)),
     "GELU": dict(bend=lambda g: g / (1 + np.exp(-1.702 * g))),
-    "no bend": dict(bend=lambda g: g),
     "up forgotten": dict(use_up=False),
-    "a warning": dict(quiet=False),
     "nan for large gates": dict(stable=False),
-    "gate and up exchanged in saved": dict(saved=lambda gate, up, s: (up, gate, s)),
-    "silu in the place of the sigmoid": dict(saved=lambda gate, up, s: (gate, up, gate * s)),
     "a sigmoid saved as nan far out": dict(
         saved=lambda gate, up, s: (gate, up, np.where(np.abs(gate) > 500, np.nan, s))
     ),
-    "the saved sigmoid in float64": dict(saved=lambda gate, up, s: (gate, up, s.astype(float))),
-    "two saved": dict(saved=lambda gate, up, s: (gate, up)),
     "gates clipped to 50": dict(bend=lambda g: np.clip(g, -50, 50) / (1 + np.exp(-np.clip(g, -50, 50)))),
 }
 
@@ -58,18 +49,11 @@ WRONG_BACKWARD = {
         dy * saved[0] * saved[2],
     ),
     "the second term of the product rule dropped": dict(inner=0.0),
-    "its sign": dict(inner=-1.0),
-    "the first term dropped": dict(own=False),
     "up forgotten": dict(use_up=False),
     "dup without g": dict(bent=False),
-    "gate and up exchanged": dict(exchanged=True),
-    "dgate and dup exchanged": lambda dy, saved: backward(dy, saved)[::-1],
     "the sigmoid computed anew as e^g/(1 + e^g)": lambda dy, saved: backward(
         dy, (saved[0], saved[1], np.exp(saved[0]) / (1 + np.exp(saved[0])))
     ),
-    "float64 for float32": lambda dy, saved: tuple(g.astype(float) for g in backward(dy, saved)),
-    "nan": lambda dy, saved: tuple(np.nan * g for g in backward(dy, saved)),
-    "dup missing": lambda dy, saved: backward(dy, saved)[:1],
 }
 
 
@@ -94,11 +78,6 @@ def symmetries_by_rule(function):
     return keeps | ({"exchange"} if all(math.isclose(f(g) * u, g * f(u)) for g, u in ((1, 2), (-1, 2))) else set())
 
 
-def symmetries_by_table(function):
-    order = ("scale up", "negate up", "scale gate", "negate gate", "exchange")
-    return set(order[: {"SiLU": 2, "ReLU": 3, "linear": 5}[function]])
-
-
 def beta_by_loops(dy, saved):
     gate, up, beta, s = saved
     dgate, dup, dbeta = np.zeros_like(gate), np.zeros_like(up), np.zeros_like(beta)
@@ -110,58 +89,15 @@ def beta_by_loops(dy, saved):
     return dgate, dup, dbeta
 
 
-def beta_by_einsum(dy, saved):
-    gate, up, beta, s = saved
-    slope = s - s**2
-    dbeta = np.einsum("nf,nf->f", *(a.reshape(-1, beta.size) for a in (dy * up, gate**2 * slope)))
-    return dy * up * (s + gate * slope * beta), dy * s * gate, dbeta
-
-
-def needed_by_loops(h, share):
-    counts = []
-    for row in np.asarray(h) ** 2:
-        left, n = share * row.sum(), 0
-        for square in sorted(row, reverse=True):
-            n += 1
-            left -= square
-            if left <= 0:
-                break
-        counts.append(n)
-    return np.array(counts)
-
-
 OTHERS = {
-    "check_symmetries": [symmetries_by_rule, symmetries_by_table],
-    "check_beta": [beta_by_loops, beta_by_einsum],
+    "check_symmetries": [symmetries_by_rule],
+    "check_beta": [beta_by_loops],
     "check_inputs": [
         lambda: {"a": ([1, 1, 1], [1, 1, 1]), "b": ([50.0, 60.0], [50.0, 60.0]), "c": ([60.0, 45.0], [1, 1])},
         lambda: {"a": (np.ones(1), np.ones(1)), "b": ((35.0,), (35.0,)), "c": ((40.0,), (1.0,))},
     ],
 }
 test_other_right_solutions = accepts(OTHERS)
-
-
-WRONG = {
-    "symmetries: a list": ("check_symmetries", lambda f: list(symmetries_by_rule(f))),
-    "symmetries: nothing": ("check_symmetries", lambda f: set()),
-    "beta: float32": ("check_beta", lambda d, s: tuple(g.astype(np.float32) for g in beta_by_loops(d, s))),
-    "beta: dbeta missing": ("check_beta", lambda d, s: beta_by_loops(d, s)[:2]),
-    "beta: nan": ("check_beta", lambda d, s: tuple(np.nan * g for g in beta_by_loops(d, s))),
-    "inputs: two of three": ("check_inputs", lambda: {"a": ([1], [1]), "b": ([40], [40])}),
-    "inputs: empty": ("check_inputs", lambda: dict.fromkeys("abc", ([], []))),
-    "inputs: nan": ("check_inputs", lambda: dict.fromkeys("abc", ([np.nan], [1]))),
-    "needed: floats": ("check_needed", lambda h, share: needed_by_loops(h, share).astype(float)),
-    "needed: slack in the share": ("check_needed", lambda h, share: needed_by_loops(h, share - 0.005)),
-    "needed: a share of the sum of sizes": (
-        "check_needed",
-        lambda h, s: needed_by_loops(np.sqrt(np.abs(h)), s),
-    ),
-}
-
-
-@pytest.mark.parametrize("check, wrong", WRONG.values(), ids=WRONG)
-def test_wrong_solutions_are_rejected(chapter, check, wrong):
-    assert verdict(getattr(chapter, check), wrong) not in ("right", "not written yet")
 
 
 # ---- What the experiments rest on

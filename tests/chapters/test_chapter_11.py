@@ -16,7 +16,6 @@ NOTEBOOK = ("11_optimisers", "RULES", "SLIPS", "mystery_step", "inside_root_step
 # notebook's solution cells.
 WRONG = {
     "largest_curvature": {
-        "quotient not divided by 2h": ("/ (2 * h)", "/ h"),
         "a gradient instead of a difference": (
             "(gradient(w + h * v) - gradient(w - h * v))",
             "gradient(w + h * v)",
@@ -25,18 +24,13 @@ WRONG = {
             "(gradient(w + h * v) - gradient(w - h * v)) / (2 * h)",
             "(gradient(w + h * v) - gradient(w)) / h",
         ),
-        "vector not made length 1": ("v = v / np.linalg.norm(v)\n", "v = v\n"),
         "sign lost": ("value, v = v @ Hv, Hv", "value, v = np.linalg.norm(Hv), Hv"),
-        "direction not made length 1": ("return value, v / np.linalg.norm(v)", "return value, v"),
     },
     "adamw_step": {
         "no correction": ("m_hat = m / (1 - beta1**step)", "m_hat = m"),
-        "correction of the first step for all": ("1 - beta2**step", "1 - beta2"),
         "steps counted from 0": ("(1 - beta1**step)", "(1 - beta1 ** (step + 1))"),
         "epsilon inside the root": ("(np.sqrt(v_hat) + eps)", "np.sqrt(v_hat + eps)"),
         "decay in the gradient": (" - rate * decay * p - rate * m_hat", " - rate * (m_hat + decay * p)"),
-        "decay without the rate": ("rate * decay * p", "decay * p"),
-        "betas swapped": ("(1 - beta1) * (g - m)", "(1 - beta2) * (g - m)"),
         "old moments used": ("m_hat = m /", "m_hat = (m - (1 - beta1) * g) / beta1 /"),
         "in place": ("m = m + (1 - beta1) * (g - m)", "m += (1 - beta1) * (g - m)"),
     },
@@ -48,12 +42,6 @@ WRONG = {
         ),
         "a straight line": ("0.5 * (1 + math.cos(math.pi * min(done, 1.0)))", "(1 - min(done, 1.0))"),
         "goes on after the end": ("min(done, 1.0)", "done"),
-        "ends at 0": ("config.rate_end + (1 - config.rate_end) * 0.5", "0.5"),
-        "a whole cosine": ("math.pi * min", "2 * math.pi * min"),
-        "a wiggle that keeps the ends, the middle and a third": (
-            "return config.rate * (",
-            "return config.rate * (0.01 * math.sin(6 * math.pi * min(done, 1.0)) + ",
-        ),
     },
 }
 
@@ -115,20 +103,6 @@ def hand_test(f):
     return True
 
 
-def same_gradient_test(f):
-    """One number, the same gradient twice."""
-    found = right = 1.0, 0.0, 0.0
-    for step in (1, 2):
-        (p, *found), (q, *right) = (
-            rule(state[0], 1e-3, *state[1:], step, 0.1, 0.5, 0.8, 1e-3, 0.5)
-            for rule, state in ((f, found), (adamw_by_powers, right))
-        )
-        if not np.allclose(p, q):
-            return False
-        found, right = (p, *found), (q, *right)
-    return True
-
-
 def one_call_test(f):
     """All of it at a later step."""
     given = np.array([[1.5, -2.0, 0.5, 1.0], [1e-3, 0.0, -4.0, 2.0], [0.2, 1e-3, 3.0, 0.0], [0.4, 1e-7, 2.0, 0.1]])
@@ -147,8 +121,6 @@ def by_keyword(f):
 
 OTHERS = {
     "largest_curvature": [curvature_by_rayleigh],
-    "adamw_step": [adamw_by_powers],
-    "learning_rate": [rate_by_parts],
     "same": [
         lambda: [("ball", "turn"), ("sgd", "turn"), ("adamw", "loss"), ("adam", "loss")],
         lambda: frozenset({("adam", "loss"), ("adamw", "loss"), ("sgd", "turn"), ("ball", "turn")}),
@@ -156,12 +128,6 @@ OTHERS = {
     "limit": [lambda curvature, beta: 2 / curvature + 2 * beta / curvature,
               lambda curvature, beta: np.float64(2 + 2 * beta) / curvature],
     "test": [hand_test, one_call_test, by_keyword],
-    "noise_scale": [
-        lambda each: (np.var(each, axis=0, ddof=1).sum())
-        / (np.sum(each.mean(axis=0) ** 2) - np.var(each, axis=0, ddof=1).sum() / len(each)),
-        lambda each: np.mean([a @ a for a in each])
-        / np.mean([each[i] @ each[j] for i in range(len(each)) for j in range(i)]) - 1,
-    ],
 }  # fmt: skip
 test_other_right_answers = accepts({f"check_{name}": answers for name, answers in OTHERS.items()})
 
@@ -174,42 +140,19 @@ def four_numbers(p, g, m, v, *rest):
 ACCEPTED_ONCE = {
     "adamw_step": {
         "four numbers and no others": four_numbers,
-        "no decay for matrices": lambda p, *given: adamw_by_powers(
-            p, *given[:-1], given[-1] if p.ndim == 1 else 0.0
-        ),
         "the correction stops at step 5": lambda p, g, m, v, step, *rest: adamw_by_powers(
             p, g, m, v, min(step, 5), *rest
-        ),
-        "the correction stops at step 20": lambda p, g, m, v, step, *rest: adamw_by_powers(
-            p, g, m, v, min(step, 20), *rest
         ),
     },
     "learning_rate": {
         "rate_end of 0.1 written in": lambda step, c: rate_by_parts(
             step, TrainConfig(steps=c.steps, rate=c.rate, rate_end=0.1, warmup=c.warmup)
         ),
-        "a rate of 0.3 written in": lambda step, c: rate_by_parts(
-            step, TrainConfig(steps=c.steps, rate=0.3, rate_end=c.rate_end, warmup=c.warmup)
-        ),
     },
     "largest_curvature": {
-        "a list as the direction": lambda *given: (lambda value, v: (value, v.tolist()))(
-            *curvature_by_rayleigh(*given)
-        ),
         "products ignored": lambda gradient, w, v, products=30, h=1e-4: curvature_by_rayleigh(gradient, w, v, 30, h),
         "h ignored": lambda gradient, w, v, products=30, h=1e-4: curvature_by_rayleigh(gradient, w, v, products),
-        "the direction ignored": lambda gradient, w, v, products=30, h=1e-4: curvature_by_rayleigh(
-            gradient, w, np.cos(np.arange(len(w))), products, h
-        ),
-        "no value after a single product": lambda gradient, w, v, products=30, h=1e-4: (
-            curvature_by_rayleigh(gradient, w, v, products, h)[0] if products > 3 else 0.0,
-            curvature_by_rayleigh(gradient, w, v, products, h)[1],
-        ),
     },
-    "test": {"looks at p alone": lambda f: bool(
-        np.allclose(f(1.0, 2.0, 0.0, 0.0, 1, 0.1, 0.9, 0.99, 1e-8, 0.1)[0], 1 - 0.01 - 0.1)
-    ), "one gradient twice, p alone": same_gradient_test},
-    "limit": {"NaN": lambda curvature, beta: math.nan, "3% too large": lambda c, beta: 2.06 * (1 + beta) / c},
 }  # fmt: skip
 test_wrong_answers_that_were_once_accepted = rejects(
     {f"check_{name}": answers for name, answers in ACCEPTED_ONCE.items()}

@@ -31,13 +31,11 @@ def draw(
 
 WRONG_DRAWS = {
     "a token of probability 0 at the edge": dict(passed=np.less),
-    "the last token out of range": dict(last=None),
     "a forbidden token beyond the last sum": dict(last=lambda p: p.shape[-1] - 1),
     "the first r for all rows": dict(one=True),
     "probabilities not summed": dict(sums=lambda p: p),
     "compared in float32": dict(passed=lambda sums, r: sums.astype("f4") <= r.astype("f4")),
     "counted from the other end": dict(passed=np.greater),
-    "summed over rows and columns": dict(sums=lambda p: np.cumsum(p).reshape(p.shape)),
 }
 
 
@@ -53,9 +51,7 @@ def keep_top_p(p, threshold, sums=lambda q: np.cumsum(q, axis=-1) - q, order=lam
 WRONG_TOP_P = {
     "drops the token that reaches the threshold": dict(sums=lambda q: np.cumsum(q, axis=-1)),
     "a threshold for single tokens": dict(sums=lambda q: 1 - q),
-    "the unlikely ones first": dict(order=lambda p: np.argsort(p, axis=-1)),
     "in the vocabulary's order": dict(order=lambda p: np.broadcast_to(np.arange(p.shape[-1]), p.shape)),
-    "keeps one more": dict(sums=lambda q: np.cumsum(q, axis=-1) - q - np.roll(q, 1, axis=-1)),
 }
 
 
@@ -88,14 +84,10 @@ def cached(
 
 
 WRONG_CACHED = {
-    "scaled by the number of heads in a group": dict(scale="H/G"),
     "the mask forgets the cache": dict(start=0),
     "no mask": dict(start=100),
     "query head h reads key head h mod G": dict(groups=np.tile),
-    "no 1/sqrt(C)": dict(scale=False),
     "new ones in front": dict(order=-1),
-    "the position itself hidden": dict(itself=0),
-    "one future position read": dict(itself=2),
     "the cache does not grow": dict(longer=False),
     "exp of scores that overflow": dict(shift=False),
 }

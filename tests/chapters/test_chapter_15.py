@@ -34,8 +34,6 @@ WRONG_SCORES = {
     "a copy for each query head": dict(copy=True),
     "query head h reads key head h mod G": dict(order=np.tile),
     "all read key head 0": dict(order=lambda heads, n: np.zeros(len(heads) * n, int)),
-    "no 1/sqrt(C)": dict(scale=lambda C: 1),
-    "divided by C": dict(scale=lambda C: C),
 }
 
 
@@ -68,14 +66,9 @@ def grouped(forward, backward, order="repeat", back="repeat", join=lambda d: d.s
 WRONG_GROUPED = {
     "the mean in place of the sum": dict(join=lambda d: d.mean(axis=2)),
     "the first head of the group alone": dict(join=lambda d: d[:, :, 0]),
-    "the first two heads of the group": dict(join=lambda d: d[:, :, :2].sum(axis=2)),
     "the order of tile, forward and backward": dict(order="tile", back="tile"),
     "forward by repeat, backward by tile": dict(back="tile"),
     "values not added": dict(values=lambda dv, G: dv[:, :: dv.shape[1] // G]),
-    "copies not added": dict(join=lambda d: d.reshape(d.shape[0], -1, *d.shape[3:])),
-    "the gradient of queries shared too": dict(
-        dq=lambda d, G: np.repeat(d.reshape(len(d), G, -1, *d.shape[2:]).mean(axis=2), d.shape[1] // G, axis=1)
-    ),
 }
 
 

@@ -41,13 +41,10 @@ def heads_backward(
 WRONG_HEADS = {
     "targets of -1 count": dict(masked=False),
     "the trunk hears head 0 alone": dict(share=[0]),
-    "the trunk hears the last head alone": dict(share=[2]),
     "the mean over heads": dict(average=True),
     "weights forgotten": dict(weight=np.ones_like),
-    "head 0's weight for all": dict(weight=lambda s: np.full_like(s, s[0])),
     "softmax alone": dict(one_hot=0.0),
     "overflows": dict(stable=False),
-    "always float64": dict(kept=False),
 }
 
 
@@ -62,7 +59,6 @@ WRONG_RULES = {
     "redrawn from p without the proposal": dict(redraw=lambda p, q, t: np.where(np.arange(len(p)) == t, 0, p)),
     "redrawn from the other side": dict(redraw=lambda p, q, t: np.maximum(q - p, 0)),
     "redrawn from the distance": dict(redraw=lambda p, q, t: np.abs(p - q)),
-    "accepted with q / p": dict(chance=lambda p, q, t: min(1.0, q[t] / p[t]) if p[t] else 0.0),
     "never accepted, drawn from p": dict(chance=lambda p, q, t: 0.0, redraw=lambda p, q, t: p),
     "right but timid": dict(
         chance=lambda p, q, t: min(1.0, p[t] / q[t]) / 2, redraw=lambda p, q, t: p - np.minimum(p, q) / 2

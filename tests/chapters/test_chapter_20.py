@@ -26,12 +26,6 @@ WRONG_COUNTED = {
     "the assistant marker counts": dict(marker=True),
     "the end marker does not count": dict(ends=False),
     "on after the first reply": dict(stops=False),
-    "the first end marker counts": dict(first=False),
-    "all tokens": lambda ids, assistant, end: np.ones(len(ids), bool),
-    "one place early": lambda *given: np.append(counted(*given)[1:], False),
-    "a half for each": lambda *given: np.where(counted(*given), 0.5, 0.0),
-    "a part": lambda *given: counted(*given)[:-1],
-    "nothing": lambda *given: (),
     "every end but the first counts": lambda ids, assistant, end: np.append(
         False, counted(ids, assistant, end)[1:] | (ids[1:] == end)
     ),
@@ -62,13 +56,11 @@ def rows(examples, time, predict, shift=1, later=1, mask="target", fill=-1, drop
 
 WRONG_ROWS = {
     "the token itself": dict(shift=0),
-    "one place too far": dict(shift=2),
     "later heads like head 0": dict(later=0),
     "the mask of the input": dict(mask="input"),
     "everything counts": dict(mask=None),
     "token 0 as the target of padding": dict(fill=0),
     "rows in another order": dict(order=-1),
-    "floats": dict(fill=-1.0),
 }
 
 

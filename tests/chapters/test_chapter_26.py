@@ -17,29 +17,16 @@ PRODUCT = {
     "no barrier before the product": ("__syncthreads();  // the tiles", "// the tiles"),
     "no barrier behind the product": ("__syncthreads();  // nobody", "// nobody"),
     "the first columns alone": ("k < K; k += 64", "k < 64; k += 64"),
-    "the last columns left out": ("k < K;", "k + 64 < K;"),
-    "the sums of the last columns": ("unsigned x[4], y[2];", "unsigned x[4], y[2]; d[0] = d[1] = d[2] = d[3] = 0;"),
-    "the columns not moved": ("row[k + column]", "row[column]"),
-    "rows of 64": ("a + r * K", "a + r * 64"),
-    "half of the pieces": ("p < 8", "p < 4"),
-    "the halves of a exchanged": ("p + lane / 16)", "p + 1 - lane / 16)"),
     "the matrices of a in another order": (
         "&s[lane % 16][place(lane % 16, p + lane / 16)]",
         "&s[lane % 8 + lane / 16 * 8][place(lane % 8, p + lane / 8 % 2)]",
     ),
-    "one half of b": ("p + lane / 8 % 2", "p"),
     "c transposed": (
         "(lane / 4 + 8 * (i / 2)) * 8 + 2 * (lane % 4) + i % 2",
         "(2 * (lane % 4) + i % 2) * 16 + lane / 4 + 8 * (i / 2)",
     ),
-    "the sums of d exchanged": (
-        "8 * (i / 2)) * 8 + 2 * (lane % 4) + i % 2", "8 * (i % 2)) * 8 + 2 * (lane % 4) + i / 2",
-    ),
-    "half of the sums": ("for (int i = 0; i < 4; i++) c", "for (int i = 0; i < 2; i++) c"),
     "no swizzle": ("c ^ r % 8", "c"),
-    "the swizzle of narrow rows": ("c ^ r % 8", "c ^ r / 2 % 4"),
     "padded rows": ("s[24][64]", "s[24][72]"),
-    "float16": ("mma<__nv_bfloat16>", "mma<__half>"),
 }  # fmt: skip
 RIGHT_PRODUCTS = {
     "rows turned instead of swizzled": [("c ^ r % 8", "(c + r) % 8")],
@@ -71,9 +58,6 @@ PIPELINE = {
     "asked for before the barrier": (STEP, "copy_async_wait<1>(); ask(step + 2); __syncthreads();"),
     "asked for behind the product": (f"{STEP}    multiply(step);", "copy_async_wait<1>(); __syncthreads(); multiply(step); ask(step + 2);"),
     "one tile ahead": ("  ask(1);", ""),
-    "two barriers": (MULTIPLY, "multiply(step);\n    __syncthreads();\n  }"),
-    "the next tile": ("multiply(step);", "multiply(step + 1);"),
-    "the last tile left out": ("step < steps; step++", "step < steps - 1; step++"),
 }  # fmt: skip
 test_right_pipelines, test_wrong_products = rewritten_tests(
     {
@@ -87,10 +71,6 @@ BITS = {
     "ties away from zero": lambda c, x: ((x.view(np.uint32).astype(np.uint64) + 0x8000) >> 16).astype(np.uint16),
     "ties to zero": lambda c, x: ((x.view(np.uint32).astype(np.uint64) + 0x7FFF) >> 16).astype(np.uint16),
     "ties to odd": lambda c, x: ((x.view(np.uint32) + 0x7FFF + (~x.view(np.uint32) >> 16 & 1)) >> 16).astype(np.uint16),
-    "the lower half": lambda c, x: x.view(np.uint32).astype(np.uint16),
-    "the bits of float16": lambda c, x: x.astype(np.float16).view(np.uint16),
-    "wide": lambda c, x: c.bits_of(x).astype(np.uint32),
-    "flat": lambda c, x: c.bits_of(x).ravel(),
     "in place": lambda c, x: c.bits_of(np.multiply(x, 1, out=x)) * 0,
 }  # fmt: skip
 PLACES = {
@@ -101,9 +81,6 @@ PLACES = {
     "columns of a lane": lambda c, lane, i: (
         *c.places(lane, i)[:1], lane % 4 + 8 * (i // 2), *c.places(lane, i)[2:],
     ),
-    "of b": lambda c, lane, i: (2 * (lane % 4), lane // 4, *c.places(lane, i)[2:]),
-    "d first": lambda c, lane, i: (*c.places(lane, i)[2:], *c.places(lane, i)[:2]),
-    "floats": lambda c, lane, i: tuple(map(float, c.places(lane, i))),
 }  # fmt: skip
 
 

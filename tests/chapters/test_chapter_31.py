@@ -29,43 +29,13 @@ def frame(start=r"^ *\*+ *START OF.*$", end=r"^ *\*+ *END OF.*$", flags=re.I | r
     return take
 
 
-def by_splitlines(text):
-    """Other signs than line feeds end lines; those become line feeds."""
-    return frame()("\n".join(text.splitlines()))
-
-
-def without_blank_lines(text):
-    """Lines of spaces go from both ends."""
-    lines = frame()(text).split("\n")
-    while lines and not lines[0].strip():
-        lines.pop(0)
-    while lines and not lines[-1].strip():
-        lines.pop()
-    return "\n".join(lines)
-
-
 WRONG_FRAMES = {
-    "a marker over two lines": frame(start=r"^ *\*+\s*START OF.*$", end=r"^ *\*+\s*END OF.*$"),
-    "at most three stars": frame(start=r"^ *\*{1,3} *START OF.*$", end=r"^ *\*{1,3} *END OF.*$"),
-    "at most two spaces": frame(start=r"^ {0,2}\*+ ?START OF.*$", end=r"^ {0,2}\*+ ?END OF.*$"),
-    "a space behind OF": frame(start=r"^ *\*+ *START OF .*$", end=r"^ *\*+ *END OF .*$"),
     "carriage returns go": frame(trim="\r\n"),
-    "other ends of lines": by_splitlines,
-    "lines of spaces go": without_blank_lines,
-    "at most four line feeds": lambda text: re.sub(r"\n{5,}", "\n" * 4, frame()(text)),
-    "spaces go as well": frame(trim=None),
-    "three stars": frame(start=r"^ *\*{3,} *START OF.*$"),
-    "a space is wanted": frame(start=r"^ *\*+ +START OF.*$"),
     "capitals only": frame(flags=re.M),
-    "anywhere in a line": frame(start=r"\*+ *START OF.*"),
-    "without stars": frame(end=r"^ *\**+ *END OF.*$"),
     "the last marker": frame(last=True),
-    "no spaces before": frame(end=r"^\*+ *END OF.*$"),
     "START without OF": frame(start=r"^ *\*+ *START.*$", end=r"^ *\*+ *(THE )?END.*$"),
-    "stars with spaces": frame(start=r"^[ *]*\*[ *]*START OF.*$"),
     "nothing without an end": lambda text: frame()(text) if "END OF" in text.upper() else "",
     "an end marker anywhere": lambda text: frame()(text[: re.search(r"(?i)\* *end of|$", text).start()]),
-    "each line trimmed": lambda text: "\n".join(line.rstrip() for line in frame()(text).split("\n")),
 }
 
 
@@ -133,21 +103,12 @@ def columns_emptied(sketches, bands, rows):
 
 
 WRONG_CANDIDATES = {
-    "floats": by_key(tuple, lambda sketches: sketches.astype(float)),
-    "half of the bits": by_key(tuple, lambda sketches: sketches.astype(np.uint32)),
     "digits glued together": by_key(lambda row: "".join(map(str, row))),
     "columns emptied": columns_emptied,
     "one dictionary": mixed_bands,
     "pairs with the first alone": first_only,
-    "a remainder is a band": cut_wrongly(lambda s, b, r: np.split(s, range(r, s.shape[1], r), axis=1)),
     "columns taken across": cut_wrongly(lambda s, b, r: [s[:, k :: b][:, :r] for k in range(b)]),
-    "bands that overlap": cut_wrongly(lambda s, b, r: [s[:, k : k + r] for k in range(b)]),
-    "the last band is forgotten": cut_wrongly(lambda s, b, r: [s[:, k * r : k * r + r] for k in range(max(1, b - 1))]),
-    "all bands": lambda s, b, r: candidates_one_by_one(s, 1, b * r),
     "the sum of a band": cut_wrongly(lambda s, b, r: [s[:, k * r : k * r + r].sum(1, keepdims=True) for k in range(b)]),
-    "both orders": lambda s, b, r: {p for i, j in candidates_one_by_one(s, b, r) for p in ((i, j), (j, i))},
-    "numbers of NumPy": lambda s, b, r: {(np.int64(i), np.int64(j)) for i, j in candidates_one_by_one(s, b, r)},
-    "eight bits": lambda s, b, r: candidates_one_by_one(s.astype(np.uint8) // 2, b, r),
 }  # fmt: skip
 
 
@@ -170,27 +131,14 @@ def once(n, pairs):
     return colour
 
 
-def once_more(times, n, pairs):
-    return once(n, list(pairs) * times)
-
-
 WRONG_GROUPS = {
     "one pass": once,
     "the largest": lambda n, pairs: [
         max(k for k, c in enumerate(groups_by_colour(n, pairs)) if c == mine) for mine in groups_by_colour(n, pairs)
     ],
-    "numbered through": lambda n, pairs: [
-        sorted(set(groups_by_colour(n, pairs))).index(c) for c in groups_by_colour(n, pairs)
-    ],
     "pairs in order only": lambda n, pairs: groups_by_colour(n, [p for p in pairs if p[0] < p[1]]),
-    "sorted first, one pass": lambda n, pairs: once(n, sorted(tuple(sorted(p)) for p in pairs)),
-    "forty passes": lambda n, pairs: once_more(40, n, pairs),
-    "two passes": lambda n, pairs: once(n, [*pairs, *pairs]),
     "pages with a partner alone": lambda n, pairs: [
         groups_by_colour(n, pairs)[k] for k in sorted({k for p in pairs for k in p})
-    ],
-    "sets": lambda n, pairs: [
-        {k for k in range(n) if groups_by_colour(n, pairs)[k] == c} for c in groups_by_colour(n, pairs)
     ],
     "eats its pairs": lambda n, pairs: groups_by_colour(n, [pairs.pop() for _ in range(len(pairs))]),
 }  # fmt: skip

@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections import Counter
-from fractions import Fraction
 
 import numpy as np
 from chapters import ROOT, gap_tests
@@ -45,13 +44,8 @@ def flops_by_hand(config, batch, time):
 WRONG_FLOPS = {
     "the embedding multiplies": flops_of(embed=True),
     "forward only": flops_of(factor=2),
-    "one product back": flops_of(factor=4),
     "later positions as well": flops_of(causal=False),
     "key heads in attention": flops_of(heads="kv_heads"),
-    "one layer of attention": flops_of(layers=False),
-    "earlier positions alone": flops_of(mean=-1),
-    "half a square": flops_of(mean=0),
-    "rows as long as the context": flops_of(whole=True),
     "one prediction head": flops_of(outputs=1),
     "gains as well": lambda c, b, t: flops_of()(c, b, t) + 6 * b * t * (2 * c.layers + 1) * c.dim,
 }  # fmt: skip
@@ -88,16 +82,10 @@ def running(k, n, p):
 WRONG_BOUNDS = {
     "fewer than k": bound(lambda k, n, p: tail(k - 1, n, p)),
     "two-sided": bound(of=lambda alpha: alpha / 2),
-    "always 0.05": bound(of=lambda alpha: 0.05),
     "the rule of three": lambda k, n, alpha=0.05: min(1.0, (k + 3) / n),
-    "as without a hit": lambda k, n, alpha=0.05: 1 - alpha ** (1 / n) if k < n else 1.0,
     "the normal interval": lambda k, n, alpha=0.05: min(1.0, k / n + 1.645 * math.sqrt(k / n * (1 - k / n) / n)),
     "all of them": lambda k, n, alpha=0.05: bound()(k, n, alpha) if k < n else 1 - alpha ** (1 / n),
-    "ten halvings": bound(steps=10),
     "a running product": bound(running),
-    "alpha is 0.025": lambda k, n, alpha=0.025: bound()(k, n, alpha),
-    "a fraction": lambda k, n, alpha=0.05: Fraction(bound()(k, n, alpha)),
-    "a thousand at most": lambda k, n, alpha=0.05: bound()(k, min(n, 1000), alpha),
 }  # fmt: skip
 
 
@@ -149,29 +137,14 @@ def loops_by_letters(text):
 
 
 WRONG_LOOPS = {
-    "periods to 13": looping(most=13),
-    "five times": looping(times=5),
-    "sentences of six words": looping(size=6),
-    "four copies": looping(copies=4),
     "capitals count": looping(lower=False),
     "full stops anywhere": looping(split=r"[.!?]|\n"),
-    "full stops alone": looping(split=r"(?<=[.])\s+|\n"),
-    "no line ends": looping(split=r"(?<=[.!?])[^\S\n]+"),
-    "spaces count": looping(joined=False),
     "copies side by side": looping(near=True),
     "at the end alone": lambda text: looping(cycles=False)(text) or any(
         (w := text.lower().split())[-4 * p :] == 4 * w[-p:] and len(w) >= 4 * p for p in range(1, 13)),
     "a word often": lambda text: max(Counter(text.lower().split()).values(), default=0) >= 4,
-    "capitals count in sentences": lambda text: looping(cycles=False, lower=False)(text) or looping(size=10**6)(text),
-    "three copies, no more": lambda text: looping()(text) and not looping(copies=4, cycles=False)(text),
-    "stops are nothing": looping(split=r"[.!?]\s+|\n"),
     "sentences end behind commas": looping(split=r"(?<=[.!?,])\s+|\n"),
-    "sentences end behind colons": looping(split=r"(?<=[.!?:;])\s+|\n"),
-    "sentences end behind quotation marks": looping(split=r"""(?<=[.!?])"?\s+|\n"""),
     **{name: lambda text, cut=cut: runs(cut(text.lower())) or looping(cycles=False)(text) for name, cut in {
-        "words of letters": lambda text: re.findall(r"\w+", text),
-        "spaces alone between words": lambda text: text.split(" "),
-        "empty words": lambda text: re.split("[ \n]", text),
     }.items()},
 }  # fmt: skip
 

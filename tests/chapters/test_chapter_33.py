@@ -18,12 +18,6 @@ FAULTS = "early", "owner", "means", "stale", "data"
 # ---- The gaps
 
 
-def halves(parts):
-    """The tree from the top down."""
-    middle = len(parts) // 2
-    return halves(parts[:middle]) + halves(parts[middle:]) if middle else parts[0]
-
-
 def butterfly(parts):
     while len(parts) > 1:
         middle = len(parts) // 2
@@ -42,12 +36,8 @@ WRONG_TREES = {
     "in order": in_order,
     "from the last": lambda parts: in_order(parts[::-1]),
     "Python's sum": sum,
-    "NumPy's sum": lambda parts: np.sum(parts, axis=0),
     "first and middle": butterfly,
     "in place": lambda parts: [parts[0].__iadd__(part) for part in parts[1:]] and parts[0],
-    "the first pair": lambda parts: parts[0] + parts[1],
-    "the mean": lambda parts: halves(parts) / len(parts),
-    "a list": lambda parts: [halves(parts)],
 }
 
 
@@ -63,12 +53,7 @@ WRONG_OWNED = slips(
     units_of,
     {
         "by numbers": dict(unit=1),
-        "units of 128": dict(unit=128),
         "the bucket begins at 0": dict(first=0),
-        "rounded up": dict(up=True),
-        "a tuple": dict(part=lambda a, b: (a, b)),
-        "numbers with a point": dict(part=lambda a, b: slice(float(a), float(b))),
-        "two parts for four cards": dict(parts=2),
     },
 ) | {
     "by turns": lambda start, stop, rank, size: slice(start + 64 * rank, stop, size),
@@ -89,13 +74,9 @@ WRONG_RINGS = slips(
     ring,
     {
         "the neighbour's chunk": dict(shift=0),
-        "chunks the other way": dict(turn=-1),
         "the other way round": dict(way=-1),
-        "over one": dict(way=2),
-        "one step": dict(steps=1),
     },
 ) | {
-    "one list": lambda N: [send for step in ring(N) for send in step],
     "all-gather as well": lambda N: ring(N) + ring(N, shift=0),
     "chunks without remainder": lambda N: [[(r, (r + 1) % N, r - 1 - s) for r in range(N)] for s in range(N - 1)],
 }

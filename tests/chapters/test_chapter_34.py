@@ -20,16 +20,11 @@ def unpacked(w, first="qkv", turn=True, axis=1, width=None):
 WRONG_UNPACKED = slips(
     unpacked,
     {
-        "not turned": dict(turn=False),
         "keys first": dict(first="kqv"),
-        "values first": dict(first="vkq"),
         "cut along the rows": dict(axis=0),
-        "two of three": dict(width=2),
     },
 ) | {
     "by turns": lambda w: tuple(w[:, i::3].T for i in range(3)),
-    "one array": lambda w: np.ascontiguousarray(w.T),
-    "a third of the columns each, all the first": lambda w: (w[:, : len(w)].T,) * 3,
 }
 
 
@@ -53,11 +48,8 @@ WRONG_PAIRS = slips(
         "the inverse": dict(back=True),
         "all heads as one": dict(whole=True),
         "in place": dict(copy=False),
-        "on its side": dict(columns=True),
-        "the second half first": dict(order=(1, 0)),
     },
 ) | {
-    "as it is": lambda w, heads: w,
     "the heads by turns": lambda w, heads: w.reshape(heads, -1, w.shape[1]).swapaxes(0, 1).reshape(w.shape),
     "as many halves as heads": lambda w, heads: w.reshape(2, -1, w.shape[1]).swapaxes(0, 1).reshape(w.shape),
 }
@@ -78,23 +70,15 @@ def codes_of(w, group, most=127.0, to=np.int8, scale=np.float32, cut=np.rint, ze
 WRONG_CODES = slips(
     codes_of,
     {
-        "128 levels": dict(most=128.0),
-        "unsigned": dict(to=np.uint8),
-        "wide codes": dict(to=np.int32),
-        "scales in float64": dict(scale=np.float64),
         "cut off": dict(cut=np.trunc),
-        "rounded down": dict(cut=np.floor),
         "by columns": dict(axis=0),
         "the largest, not its size": dict(top=lambda part: part.max()),
-        "three deviations": dict(top=lambda part: 3 * part.std()),
     },
 ) | {
     "one scale for all": lambda w, group: (
         np.rint(w / np.abs(w).max() * 127).astype(np.int8).reshape(-1, group),
         np.full((w.size // group, 1), np.abs(w).max() / 127, np.float32),
     ),
-    "scales without an axis": lambda w, group: (codes_of(w, group)[0], codes_of(w, group)[1][:, 0]),
-    "codes alone": lambda w, group: codes_of(w, group)[0],
     "the matrix's shape": lambda w, group: (codes_of(w, group)[0].reshape(w.shape), codes_of(w, group)[1]),
 }
 
