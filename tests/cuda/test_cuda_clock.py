@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda import clock
 
 ON_CPU = pytest.mark.skipif(cuda.device() == "gpu", reason="counts calls of the CPU's clock")
 
@@ -28,11 +27,3 @@ def test_a_copy_moves_as_many_bytes_as_it_says(monkeypatch):
     monkeypatch.setattr(np, "copyto", copyto)
     cuda.copy_seconds(1 << 20, launches=2)
     assert moved == [(1 << 19, 1 << 19, True)] * 3
-
-
-def test_the_device_is_the_callers(monkeypatch):
-    """Where arrays of the GPU are asked for, its events are the clock."""
-    monkeypatch.setattr(clock, "array_module", lambda where: np if where == "cpu" else None)
-    monkeypatch.setattr(clock, "_on_gpu", lambda launch: 2.0)
-    monkeypatch.setattr(clock, "_on_cpu", lambda launch: 1.0)
-    assert [cuda.median_seconds(lambda: None, where=where) for where in ("gpu", "cpu")] == [2.0, 1.0]
