@@ -165,6 +165,8 @@ def test_a_hostile_submission_costs_its_own_points_alone(right, tmp_path, capsys
         (tmp_path / "in" / name).mkdir(parents=True)
         (tmp_path / "in" / name / "answers.py").write_text(text)
     (tmp_path / "in" / "linked.py").symlink_to(__file__)
+    (tmp_path / "in" / "to a file of the marker").mkdir()
+    (tmp_path / "in" / "to a file of the marker" / "answers.py").symlink_to(__file__)
     (tmp_path / "in" / "nowhere.py").symlink_to(tmp_path / "missing")
     os.mkfifo(tmp_path / "in" / "waits.py")
     run, calls = papers.run, iter(range(999))
@@ -182,14 +184,15 @@ def test_a_hostile_submission_costs_its_own_points_alone(right, tmp_path, capsys
     assert len(list(csv.reader((tmp_path / "out" / "marks.csv").open()))) == 4, "a head and three students"
     assert main(mark) == 0 and capsys.readouterr().out.count("marked before") == 3
     rows = {r["student"].lstrip("'"): r for r in csv.DictReader((tmp_path / "out" / "marks.csv").open())}
-    assert rows.keys() == {*HOSTILE, STUDENT, "linked", "nowhere", "waits"}
+    none = {"linked", "nowhere", "waits", "to a file of the marker"}
+    assert rows.keys() == {*HOSTILE, STUDENT, *none}
     assert not [row for row in rows.values() if None in row.values() or row["student"].startswith("=")]
     assert {papers.cell(text)[0] for text in ("=1", "+1", "-1", "@S", "\t=", "\r=")} == {"'"}
     for name in HOSTILE:
         wrong = rows[name]["weights: what was wrong"]
         assert wrong and wrong.startswith(SAID.get(name, "its process ended" if name in LEFT else "")), name
     assert [rows[name]["points"] for name in (*HOSTILE, STUDENT)] == [*"0" * len(HOSTILE), "10"]
-    assert all(rows[n]["remark"].startswith("no file answers.py") for n in ("linked", "nowhere", "waits"))
+    assert all(rows[name]["remark"].startswith("no file answers.py") for name in none)
     texts = "".join(path.read_text() for path in (tmp_path / "out").iterdir())
     assert "weights: 4 of 4. Right.\n" in texts and not {"\x1b", "\x07"} & {*texts}
 

@@ -73,6 +73,13 @@ def test_work_is_dealt_out(context, rows, workers, micro, used):
         assert (step.micro, step.workers) == (micro, used)
 
 
+def test_a_pair_is_not_cut_in_two(monkeypatch):
+    monkeypatch.setattr(step_module, "MICRO_TOKENS", 3 * oracles.TINY.context)
+    model = GPT(oracles.TINY)
+    sizes = [Step(model, None, TrainConfig(), 6, 1, together=together).micro for together in (1, 2)]
+    assert sizes == [3, 2]
+
+
 def test_steps_allocate_nothing():
     """After the first step, memory peaks less than 1 MB above its level, and does not creep up."""
     config, settings = preset("small", layers=1), TrainConfig(batch=8)
