@@ -1,9 +1,10 @@
 """Chapter 01: every check accepts a right answer and rejects wrong ones, each by the name of its mistake."""
 
+import re
 from collections import Counter
 from itertools import pairwise
 
-from chapters import gap_tests, run_tagged
+from chapters import gap_tests, rejects, run_tagged
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -165,3 +166,12 @@ def test_plain_trainer_and_encoder_equal_the_library(words, letters):
         ids = encode_word(word.encode(), merges)
         assert b"".join(tokens[id] for id in ids).decode() == word
         assert ids == library.encode(word).tolist()
+
+
+def premium_with_spaces_apart(merges, one, other):
+    """Each space is a word of its own."""
+    count = lambda text: sum(len(encode_word(w.encode(), merges)) for w in re.findall(r"\s|\S+", text))
+    return count(other) / count(one)
+
+
+test_wrong_premium = rejects({"check_premium": {"each space apart": premium_with_spaces_apart}})

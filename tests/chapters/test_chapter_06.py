@@ -62,6 +62,7 @@ WRONG_FORWARD = {
     "query head h reads key head h mod G": dict(interleaved=True),
     "no maximum subtracted": dict(stable=False),
     "masked with -1e4": dict(hidden=-1e4),
+    "masked with -1e9": dict(hidden=-1e9),
 }
 
 

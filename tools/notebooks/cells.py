@@ -25,11 +25,11 @@ def python(cell) -> str:
 
 
 def kernels(cell, checked: bool = True) -> dict:
-    """The kernels of a cell that begins with %%cuda, or %%cuda --cpu, alone, by name; of any other cell none."""
+    """The kernels of a cell that begins with %%cuda alone, by name; of any other cell none."""
     magic, _, text = cell.source.partition("\n")
-    if magic not in ("%%cuda", "%%cuda --cpu"):
+    if magic != "%%cuda":
         return {}
-    module = cuda.module(text, checked=checked, where="cpu" if magic.endswith("--cpu") else None)
+    module = cuda.module(text, checked=checked)
     return {name: module[name] for name in module}
 
 
