@@ -57,6 +57,11 @@ def test_matmul_on_tensor_cores_counts_the_same():
     assert lines["ldmatrix<4>"] == (4 * 4 * 32 * 16, 0)  # warps, calls, lanes, bytes
 
 
+def test_an_atomic_reads_and_writes():
+    source = 'extern "C" __global__ void add(float* x) { atomicAdd(x, 1.0f); }'
+    assert sums(profile(source, "add", 1, 32, (ones(1),)))[:2] == (128, 128)
+
+
 def test_rmsnorm():
     D, threads, keep = 100, 64, 8
     args = (ones(4, D), ones(D), ones(4, D), ones(4), D, 1e-5)
