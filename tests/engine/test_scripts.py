@@ -246,7 +246,7 @@ def test_english_from_the_books_to_the_model_in_the_package(tmp_path, monkeypatc
     english.main([*"prepare xz ngrams".split(), *common])
     english.main([*"pilot train measure --out".split(), str(tmp_path / "out"), *common])
     english.main(["collect", "--from", str(tmp_path / "out"), "--ship", "6", *common])
-    whats = [row["what"] for row in rows_in(tmp_path / "english.json")]
-    assert {"text", "pilot", "run", "measured"} <= set(whats) and whats.count("measured") == len(sizes)
+    kinds = [row["what"] for row in rows_in(tmp_path / "english.json")]
+    assert {"text", "pilot", "run", "measured"} <= set(kinds) and kinds.count("measured") == len(sizes)
     found = checkpoint.load(tmp_path / "package" / english.NAME)
     assert found.model.config.dim == 64 and "United States" in found.info["licence"] and "files" not in found.info
