@@ -15,10 +15,10 @@ NOTEBOOK = ("00_start_here", "BRIDGES", "BATCHES", "surprise")
 # ---- The gaps
 
 
-def frequencies(train, valid, ones=1, log=np.log2, mean=np.mean, counts=np.int64, all=256):
+def frequencies(train, valid, ones=1):
     """Bits per byte from counts, with one thing wrong, if asked."""
-    counted = (np.bincount(list(train), minlength=all)[:all]).astype(counts) + counts(ones)
-    return mean(-log((counted / (len(train) + all))[list(valid)]))
+    counted = np.bincount(list(train), minlength=256)[:256].astype(np.int64) + np.int64(ones)
+    return np.mean(-np.log2((counted / (len(train) + 256))[list(valid)]))
 
 
 def of_text(train, valid):
@@ -101,11 +101,11 @@ OTHERS = {
 test_other_right_solutions = accepts(OTHERS)
 
 
-def bigrams(train, valid, counts=np.int64, ones=1, all=256):
+def bigrams(train, valid, ones=1):
     """Bits per byte from pairs, with one thing wrong, if asked."""
-    n = np.zeros((all, all), counts)
+    n = np.zeros((256, 256), np.int64)
     np.add.at(n, (list(train[:-1]), list(train[1:])), 1)
-    n = n + counts(ones)
+    n = n + np.int64(ones)
     p = n / n.sum(axis=1, keepdims=True)
     return (8 - np.log2(p[list(valid[:-1]), list(valid[1:])]).sum()) / len(valid)
 

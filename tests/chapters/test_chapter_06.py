@@ -14,32 +14,16 @@ NOTEBOOK = ("06_attention", "SIZES", "SINKS")
 # ---- The gaps
 
 
-def attention(
-    q,
-    k,
-    v,
-    scale=True,
-    mask="before",
-    offset=1,
-    interleaved=False,
-    stable=True,
-    hidden=-np.inf,
-    clip=None,
-    window=None,
-):
+def attention(q, k, v, mask="before", interleaved=False, stable=True, hidden=-np.inf):
     """Attention with one thing wrong, if asked."""
     H, G, T, C = q.shape[1], k.shape[1], *q.shape[2:]
-    k, v = ((np.tile(a, (1, H // G, 1, 1)) if interleaved else np.repeat(a, H // G, axis=1)) for a in (k, v))
-    scores = q @ k.swapaxes(-1, -2) / (math.sqrt(C) if scale else 1)
-    future = np.triu(np.ones((T, T), bool), offset)
-    if window:
-        future = future | np.tri(T, k=-window, dtype=bool)
+    k, v = (np.tile(a, (1, H // G, 1, 1)) if interleaved else np.repeat(a, H // G, axis=1) for a in (k, v))
+    scores = q @ k.swapaxes(-1, -2) / math.sqrt(C)
+    future = np.triu(np.ones((T, T), bool), 1)
     if mask == "before":
         scores = np.where(future, hidden, scores)
     if mask == "added":
         scores = scores + future * scores.dtype.type(hidden)
-    if clip:
-        scores = np.where(future, hidden, np.clip(scores, -clip, clip))
     with np.errstate(all="ignore"):
         e = np.exp(scores - (scores.max(axis=-1, keepdims=True) if stable else 0))
         probs = e / e.sum(axis=-1, keepdims=True)
@@ -66,18 +50,17 @@ WRONG_FORWARD = {
 }
 
 
-def backward(dy, saved, scale=True, row_axis=-1, row_term=True, group="sum", transposed=True, clip=np.inf):
+def backward(dy, saved, row_axis=-1, row_term=True, group="sum"):
     """The backward pass with one thing wrong, if asked."""
     q, k, v, probs = saved  # as the book's forward pass saves them
     B, G, R, T, C = q.shape
     dy = dy.reshape(q.shape)
     dprobs = dy @ v.swapaxes(-1, -2)
     along = (dprobs * probs).sum(axis=row_axis, keepdims=True) if row_term else 0
-    dscores = probs * (dprobs - along) / (math.sqrt(C) if scale else 1)
-    dscores = np.clip(dscores, -clip, clip)
+    dscores = probs * (dprobs - along) / math.sqrt(C)
     first = lambda a, axis: a[:, :, 0]
     shared = {"sum": np.sum, "mean": np.mean, "first": first}[group]
-    dk = (dscores.swapaxes(-1, -2) if transposed else dscores) @ q
+    dk = dscores.swapaxes(-1, -2) @ q
     dv = probs.swapaxes(-1, -2) @ dy
     return (dscores @ k).reshape(B, G * R, T, C), shared(dk, axis=2), shared(dv, axis=2)
 

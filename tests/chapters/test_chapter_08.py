@@ -13,11 +13,11 @@ NOTEBOOK = ("08_residual_stream", "SHAPES", "deep", "shapes", "exam", "rng", "wi
 # ---- The gaps
 
 
-def forward(x, gain, eps=1e-5, axis=-1, inside=True, squared=True, use_gain=True, width=None, floor=0.0):
+def forward(x, gain, eps=1e-5, axis=-1, inside=True, use_gain=True, width=None):
     """RMSNorm; the arguments after eps are the mistakes that one can make."""
-    squares = x * x if squared else np.abs(x)
+    squares = x * x
     m = np.mean(squares, axis=axis, keepdims=True) if width is None else squares.sum(-1, keepdims=True) / width
-    m = np.maximum(m, floor).astype(x.dtype)
+    m = m.astype(x.dtype)
     rstd = (1 / np.sqrt(m + eps) if inside else 1 / (np.sqrt(m) + eps)) * np.ones_like(x[..., :1])
     return x * rstd * (gain if use_gain else 1), (x * rstd, rstd, gain)
 
@@ -32,28 +32,17 @@ WRONG_FORWARD = {
 }
 
 
-def backward(
-    dy,
-    saved,
-    gain_in_mean=True,
-    axis=-1,
-    rstd_power=1,
-    subtract=True,
-    sum_rows=True,
-    gain_in_dgain=False,
-    exact=False,
-    clip=np.inf,
-):
+def backward(dy, saved, gain_in_mean=True, axis=-1, subtract=True, sum_rows=True, exact=False):
     """The backward pass of RMSNorm; the arguments after saved are the mistakes that one can make."""
     normed, rstd, gain = saved
-    dgain = dy * normed * (gain if gain_in_dgain else 1)
+    dgain = dy * normed
     dgain = dgain.reshape(-1, gain.size).sum(axis=0) if sum_rows else dgain
     dn = dy * gain
     along = np.mean((dn if gain_in_mean else dy) * normed, axis=axis, keepdims=True)
     if exact:  # as if eps were 0
         along = along / np.mean(normed * normed, axis=-1, keepdims=True)
-    dx = rstd**rstd_power * (dn - normed * along * subtract)
-    return np.clip(dx, -clip, clip), dgain
+    dx = rstd * (dn - normed * along * subtract)
+    return dx, dgain
 
 
 WRONG_BACKWARD = {

@@ -14,11 +14,11 @@ NOTEBOOK = ("09_swiglu", "SHAPES", "WIDTHS", "FUNCTIONS", "MINI")
 # ---- The gaps
 
 
-def forward(gate, up, bend=None, through=True, use_up=True, quiet=True, stable=True, saved=None):
+def forward(gate, up, bend=None, use_up=True, stable=True, saved=None):
     """SwiGLU; the arguments after up are the mistakes that one can make."""
-    with np.errstate(all="ignore" if quiet else "warn"):
+    with np.errstate(all="ignore"):
         s = 1 / (1 + np.exp(-gate)) if stable else np.exp(gate) / (1 + np.exp(gate))
-        y = (bend(gate) if bend else gate * s if through else s) * (up if use_up else 1)
+        y = (bend(gate) if bend else gate * s) * (up if use_up else 1)
     return y, (saved or (lambda *kept: kept))(gate, up, s)
 
 
@@ -34,12 +34,10 @@ WRONG_FORWARD = {
 }
 
 
-def backward(dy, saved, inner=1.0, own=True, use_up=True, bent=True, exchanged=False):
+def backward(dy, saved, inner=1.0, use_up=True, bent=True):
     """The backward pass of SwiGLU; the arguments after saved are the mistakes that one can make."""
     gate, up, s = saved
-    if exchanged:
-        gate, up = up, gate
-    slope = s * own + inner * gate * s * (1 - s)
+    slope = s + inner * gate * s * (1 - s)
     return dy * (up if use_up else 1) * slope, dy * (gate * s if bent else s)
 
 

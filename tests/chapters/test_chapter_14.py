@@ -55,28 +55,15 @@ WRONG_TOP_P = {
 }
 
 
-def cached(
-    q,
-    k,
-    v,
-    keys,
-    values,
-    start=None,
-    groups=np.repeat,
-    scale=True,
-    order=1,
-    itself=1,
-    longer=True,
-    shift=True,
-):
+def cached(q, k, v, keys, values, start=None, groups=np.repeat, order=1, longer=True, shift=True):
     """Attention with a cache, with one thing wrong, if asked."""
     H, G, m, C = q.shape[1], k.shape[1], *q.shape[2:]
     n = keys.shape[2] if start is None else start
     new_keys, new_values = (np.concatenate(pair[::order], axis=2) for pair in ((keys, k), (values, v)))
     serve = (lambda a: np.repeat(a, H // G, axis=1)) if groups is np.repeat else lambda a: np.tile(a, (1, H // G, 1, 1))
-    scores = q @ serve(new_keys).swapaxes(-1, -2) / math.sqrt(H / G if scale == "H/G" else C if scale else 1)
+    scores = q @ serve(new_keys).swapaxes(-1, -2) / math.sqrt(C)
     places = np.arange(new_keys.shape[2])
-    scores = np.where(places < np.arange(n, n + m)[:, None] + itself, scores, -np.inf)
+    scores = np.where(places < np.arange(n, n + m)[:, None] + 1, scores, -np.inf)
     with np.errstate(invalid="ignore", over="ignore"):
         e = np.exp(scores - scores.max(axis=-1, keepdims=True) if shift else scores)
         y = e / e.sum(axis=-1, keepdims=True) @ serve(new_values)

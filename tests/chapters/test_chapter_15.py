@@ -21,13 +21,13 @@ from nanoeuler_lib.ops.reference import (
 NOTEBOOK = ("15_grouped_queries",)
 
 
-def scores(q, keys, order=np.repeat, scale=np.sqrt, copy=False):
+def scores(q, keys, order=np.repeat, copy=False):
     """The scores of q with the keys of each head's group, with one thing wrong, if asked."""
     H, C, G = q.shape[1], q.shape[3], keys.shape[1]
     if copy:
-        return q @ np.repeat(keys, H // G, axis=1).mT / float(scale(C))
+        return q @ np.repeat(keys, H // G, axis=1).mT / float(np.sqrt(C))
     read = order(np.arange(G), H // G)
-    return np.stack([q[:, h] @ keys[:, read[h]].mT for h in range(H)], axis=1) / float(scale(C))
+    return np.stack([q[:, h] @ keys[:, read[h]].mT for h in range(H)], axis=1) / float(np.sqrt(C))
 
 
 WRONG_SCORES = {
@@ -37,12 +37,9 @@ WRONG_SCORES = {
 }
 
 
-def grouped(forward, backward, order="repeat", back="repeat", join=lambda d: d.sum(axis=2), values=None, dq=None):
+def grouped(forward, backward, order="repeat", back="repeat", join=lambda d: d.sum(axis=2), values=None):
     """A grouped pair from an ungrouped one, with one thing wrong, if asked."""
-    spread = {
-        "repeat": lambda a, n: np.repeat(a, n, axis=1),
-        "tile": lambda a, n: np.tile(a, (1, n, 1, 1)),
-    }[order]
+    spread = {"repeat": lambda a, n: np.repeat(a, n, axis=1), "tile": lambda a, n: np.tile(a, (1, n, 1, 1))}[order]
 
     def together(d, G):
         B, H, T, C = d.shape
@@ -58,7 +55,7 @@ def grouped(forward, backward, order="repeat", back="repeat", join=lambda d: d.s
     def grouped_backward(dy, saved):
         G, saved = saved
         d, dk, dv = backward(dy, saved)
-        return dq(d, G) if dq else d, together(dk, G), values(dv, G) if values else together(dv, G)
+        return d, together(dk, G), values(dv, G) if values else together(dv, G)
 
     return grouped_forward, grouped_backward
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.compiler
 # ---- The gaps
 
 
-def merge_with(shift=True, of_l=True, of_o=True, swap=False, empties=True, over=False, largest=np.maximum):
+def merge_with(shift=True, swap=False, empties=True, over=False, largest=np.maximum):
     """The rule, with a mistake."""
 
     def merge(a, b):
@@ -22,8 +22,8 @@ def merge_with(shift=True, of_l=True, of_o=True, swap=False, empties=True, over=
         top = np.where(np.isneginf(m), 0.0, m) if empties else m
         f1, f2 = (np.exp(x - top) if shift else np.ones_like(x) for x in (m1, m2))
         f1, f2 = (f2, f1) if swap else (f1, f2)
-        l = f1 * l1 + f2 * l2 if of_l else l1 + l2
-        o = f1[..., None] * o1 + f2[..., None] * o2 if of_o else o1 + o2
+        l = f1 * l1 + f2 * l2
+        o = f1[..., None] * o1 + f2[..., None] * o2
         if over:
             np.copyto(o1, o)
         return m, l, o

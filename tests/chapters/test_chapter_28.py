@@ -13,15 +13,15 @@ pytestmark = pytest.mark.compiler
 # ---- The gaps
 
 
-def tile_with(mask=True, times=False, with_lse=True, with_delta=True, in_s=True, in_ds=True, turned=False, over=False):
+def tile_with(mask=True, times=False, with_delta=True, turned=False, over=False):
     """A tile's parts, with a mistake."""
 
     def tile(q, k, v, dy, lse, delta, allowed):
         scale = 1 / math.sqrt(q.shape[1])
-        s = (scale if in_s else 1) * (q @ k.T)
-        p = np.exp(s - (lse[:, None] if with_lse else 0))
+        s = scale * (q @ k.T)
+        p = np.exp(s - lse[:, None])
         p = p * allowed if times else np.where(allowed, p, 0) if mask else p
-        ds = (scale if in_ds else 1) * p * (dy @ v.T - (delta[:, None] if with_delta else 0))
+        ds = scale * p * (dy @ v.T - (delta[:, None] if with_delta else 0))
         if over:
             q *= 2
         dk, dv = ds.T @ q, p.T @ dy

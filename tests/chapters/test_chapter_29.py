@@ -113,15 +113,16 @@ def place_byte_by_byte(values):
     return starts
 
 
-def place_with(meets=lambda a, z, first, last: a <= last and first <= z, gap=0, order=list, behind=False):
+def place_with(meets=lambda a, z, first, last: a <= last and first <= z, behind=False):
+
     def place(values):
         found = {}
-        for k in order(range(len(values))):
+        for k in range(len(values)):
             size, first, last = values[k]
             met = [(found[j], found[j] + values[j][0]) for j in found if meets(*values[j][1:], first, last)]
             at = 0
             for start, end in sorted(met):
-                if at + size + gap <= start and not behind:
+                if at + size <= start and not behind:
                     break
                 at = max(at, end)
             found[k] = at

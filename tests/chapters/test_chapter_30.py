@@ -17,16 +17,14 @@ from nanoeuler_lib.config import ModelConfig, TrainConfig
 NOTEBOOK = "30_how_fast", "ROWS", "SHUFFLED"
 
 
-def costs(terms=2, inputs=0, narrow=False, added=1, always=False, order=(0, 1, 2), backs=None):
+def costs(added=1, order=(0, 1, 2)):
     """Costs of the three products with something changed."""
 
     def count(N, I, O, number, add):
-        flops, x, w, y = terms * N * I * O, N * I, I * O, N * O
-        forward = flops, number * (x + w + y - inputs * x)
-        gradient = number if narrow else 4
-        weights = flops, number * (x + y) + gradient * w * (1 + added * (add or always))
-        three = forward, forward if backs is None else (flops, number * (x + w + y) + backs), weights
-        return tuple(three[i] for i in order)
+        flops, x, w, y = 2 * N * I * O, N * I, I * O, N * O
+        forward = (flops, number * (x + w + y))
+        weights = (flops, number * (x + y) + 4 * w * (1 + added * add))
+        return tuple((forward, forward, weights)[i] for i in order)
 
     return count
 
@@ -52,7 +50,7 @@ WRONG_COSTS = {
 }  # fmt: skip
 
 
-def captures(arrays="kept", others="copied", at_once=False, again=False, once=False, shared=False, order=1):
+def captures(arrays="kept", others="copied", at_once=False, again=False, order=1):
     """A capture with something changed."""
 
     def capture(write):
@@ -77,9 +75,7 @@ def captures(arrays="kept", others="copied", at_once=False, again=False, once=Fa
                 noted.clear()
                 write(note)
             for kernel, arguments in noted[::order]:
-                kernel(*(arguments if shared else [keep(a) for a in arguments]))
-            if once:
-                noted.clear()
+                kernel(*[keep(a) for a in arguments])
 
         return replay
 
@@ -120,18 +116,17 @@ WRONG_CAPTURES = {
 }  # fmt: skip
 
 
-def ratios(quotient=lambda a, b: b / a, middle=np.median, level=0.05, sides=2, shift=0, least=True, other=None):
+def ratios(quotient=lambda a, b: b / a, middle=np.median, sides=2, other=None):
     """A ratio with its interval, with something changed."""
 
     def find(ours, theirs):
         found = sorted(quotient(a, b) for a, b in zip(ours, theirs))
         n, k = len(found), 0
-        while k < n // 2 and sides * sum(math.comb(n, i) for i in range(k + 1)) <= level * 2**n:
+        while k < n // 2 and sides * sum(math.comb(n, i) for i in range(k + 1)) <= 0.05 * 2**n:
             k += 1
-        k = min(max(0, k + shift), (n + 1) // 2) if k else 0
         if other:
             return other(ours, theirs, found, k)
-        ends = (found[k - 1], found[n - k]) if k else (0.0, math.inf) if least else (found[0], found[-1])
+        ends = (found[k - 1], found[n - k]) if k else (0.0, math.inf)
         return float(middle(found)), *ends
 
     return find

@@ -16,7 +16,7 @@ from nanoeuler_lib.model import parameter_shapes
 NOTEBOOK = "32_116_million", "PERIOD", "SENTENCE", "TIMES", "COPIES"
 
 
-def flops_of(factor=6, embed=False, causal=True, heads="heads", layers=True, mean=1, whole=False, outputs=None):
+def flops_of(factor=6, embed=False, causal=True, heads="heads", layers=True, outputs=None):
     """Flops of a step with something changed."""
 
     def count(config, batch, time):
@@ -25,8 +25,7 @@ def flops_of(factor=6, embed=False, causal=True, heads="heads", layers=True, mea
         weights = sum(math.prod(s) for s in keep.values())
         if outputs is not None:
             weights -= config.dim * config.vocab_size * (config.predict - outputs)
-        length = config.context if whole else time
-        places = length + mean if causal else 2 * length
+        places = time + 1 if causal else 2 * time
         attention = (config.layers if layers else 1) * getattr(config, heads) * config.head_dim * places
         return factor * batch * time * (weights + attention)
 
@@ -55,11 +54,11 @@ def tail(k, n, p):
     return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k + 1))
 
 
-def bound(chance=tail, start=1.0, of=lambda alpha: alpha, steps=60):
+def bound(chance=tail, of=lambda alpha: alpha, steps=60):
     """An upper bound with something changed."""
 
     def find(k, n, alpha=0.05):
-        low, high = 0.0, start
+        low, high = 0.0, 1.0
         if k == n:
             return high
         for _ in range(steps):
@@ -96,28 +95,18 @@ def runs(words, most=12, times=4):
     )  # fmt: skip
 
 
-def looping(
-    most=12,
-    times=4,
-    size=5,
-    copies=3,
-    lower=True,
-    split=r"(?<=[.!?])\s+|\n",
-    joined=True,
-    near=False,
-    cycles=True,
-):
+def looping(lower=True, split=r"(?<=[.!?])\s+|\n", near=False, cycles=True):
     """Whether a text loops, with something changed."""
 
     def loops(text):
         text = text.lower() if lower else text
-        if cycles and runs(text.split(), most, times):
+        if cycles and runs(text.split(), 12, 4):
             return True
-        parts = [" ".join(part.split()) if joined else part for part in re.split(split, text)]
-        parts = [part for part in parts if len(part.split()) >= size]
+        parts = [" ".join(part.split()) for part in re.split(split, text)]
+        parts = [part for part in parts if len(part.split()) >= 5]
         if near:
-            return any(parts[i : i + copies] == copies * [parts[i]] for i in range(len(parts) - copies + 1))
-        return max(Counter(parts).values(), default=0) >= copies
+            return any(parts[i : i + 3] == 3 * [parts[i]] for i in range(len(parts) - 2))
+        return max(Counter(parts).values(), default=0) >= 3
 
     return loops
 

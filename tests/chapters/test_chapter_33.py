@@ -41,12 +41,12 @@ WRONG_TREES = {
 }
 
 
-def units_of(start, stop, rank, size, unit=64, first=None, up=False, part=slice, parts=8):
+def units_of(start, stop, rank, size, unit=64, first=None):
     """The card's slice by whole units, with one thing wrong, if asked."""
     count = (stop - start) // unit
-    at = [count * (parts * r // size) for r in (rank, rank + 1)]
-    ends = [(start if first is None else first) + unit * (-(-a // parts) if up else a // parts) for a in at]
-    return part(ends[0], ends[1])
+    at = [count * (8 * r // size) for r in (rank, rank + 1)]
+    ends = [(start if first is None else first) + unit * (a // 8) for a in at]
+    return slice(ends[0], ends[1])
 
 
 WRONG_OWNED = slips(
@@ -62,12 +62,9 @@ WRONG_OWNED = slips(
 }
 
 
-def ring(N, shift=1, turn=1, way=1, steps=None):
+def ring(N, shift=1, way=1):
     """A schedule, with one thing wrong, if asked."""
-    return [
-        [(r, (r + way) % N, (r - shift - turn * s) % N) for r in range(N)]
-        for s in range(N - 1 if steps is None else steps)
-    ]
+    return [[(r, (r + way) % N, (r - shift - s) % N) for r in range(N)] for s in range(N - 1)]
 
 
 WRONG_RINGS = slips(

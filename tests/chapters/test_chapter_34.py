@@ -9,12 +9,12 @@ NOTEBOOK = "34_formats", "model", "END", "exchange", "NAMES", "TRUE", "CONVENTIO
 # ---- The gaps
 
 
-def unpacked(w, first="qkv", turn=True, axis=1, width=None):
+def unpacked(w, first="qkv", axis=1):
     """The three parts by rows of w.T, with one thing wrong, if asked."""
     D = len(w)
     rows = w.T if axis == 1 else w.reshape(-1, D)
     parts = {name: rows[i * D : (i + 1) * D] for i, name in enumerate(first)}
-    return [parts[name] if turn else parts[name].T for name in "qkv"][:width]
+    return [parts[name] for name in "qkv"]
 
 
 WRONG_UNPACKED = slips(
@@ -28,7 +28,7 @@ WRONG_UNPACKED = slips(
 }
 
 
-def pairs(w, heads, back=False, whole=False, copy=True, columns=False, order=(0, 1)):
+def pairs(w, heads, back=False, whole=False, copy=True, order=(0, 1)):
     """Row by row, with one thing wrong, if asked."""
     made = w.copy() if copy else w
     source, C = w.copy(), len(w) // (1 if whole else heads)
@@ -39,7 +39,7 @@ def pairs(w, heads, back=False, whole=False, copy=True, columns=False, order=(0,
             made[at * C + j] = source[row]
         else:
             made[row] = source[at * C + j]
-    return made.T if columns else made
+    return made
 
 
 WRONG_PAIRS = slips(
@@ -55,16 +55,16 @@ WRONG_PAIRS = slips(
 }
 
 
-def codes_of(w, group, most=127.0, to=np.int8, scale=np.float32, cut=np.rint, zero=1.0, axis=1, top=None):
+def codes_of(w, group, cut=np.rint, axis=1, top=None):
     """Group by group, with one thing wrong, if asked."""
     codes, scales = [], []
     groups = w.reshape(-1, group) if axis == 1 else w.T.reshape(-1, group)
     for part in groups:
-        s = (np.abs(part).max() if top is None else top(part)) / most
-        codes.append(cut(part / (s if s > 0 else zero)))
+        s = (np.abs(part).max() if top is None else top(part)) / 127.0
+        codes.append(cut(part / (s if s > 0 else 1.0)))
         scales.append([s])
     with np.errstate(invalid="ignore"):
-        return np.array(codes).astype(to), np.array(scales, scale)
+        return np.array(codes).astype(np.int8), np.array(scales, np.float32)
 
 
 WRONG_CODES = slips(
@@ -97,8 +97,8 @@ def turned_first(w, heads, turned):
     return made
 
 
-def searched(row, most, tries=900, low=0.1, high=1.1):
-    scales = np.geomspace(low, high, tries) * np.abs(row).max() / most
+def searched(row, most, tries=900):
+    scales = np.geomspace(0.1, 1.1, tries) * np.abs(row).max() / most
     return min(scales, key=lambda s: ((row - s * np.clip(np.rint(row / s), -most, most)) ** 2).sum())
 
 

@@ -65,15 +65,13 @@ def run_block_by_counting(kernel, threads, *args):
     return ran
 
 
-def meet(alive, waiting, everybody=None, early=False, same=True, only=None, each=False, ends=False):
+def meet(alive, waiting, everybody=None, early=False, only=None, each=False):
     """One warp at a warp function, with one thing wrong, if asked."""
     expected = everybody or alive
     if not waiting or (waiting.keys() != expected and not early):
         return {}
     functions = {function for function, _ in waiting.values()}
-    if ends:
-        functions = {waiting[lane][0] for lane in (min(waiting), max(waiting))}
-    if same and len(functions) > 1:
+    if len(functions) > 1:
         raise RuntimeError("different functions")
     arguments = {lane: argument for lane, (_, argument) in waiting.items()}
     if len(functions) > 1:
@@ -113,18 +111,16 @@ def races(
     reads_read=False,
     place=lambda a: a.place,
     forget=True,
-    writes_seen=True,
-    reversed_pair=False,
 ):
     """The first race of a trace by notes of each place, with one thing wrong, if asked."""
     last_write, read = {}, defaultdict(list)
     for now in trace:
         at = place(now)
-        earlier = [last_write[at]] if at in last_write and writes_seen else []
+        earlier = [last_write[at]] if at in last_write else []
         earlier += read[at] if now.writes or reads_read else []
         for then in earlier:
             if not ordered(then, now, then.thread // 4 == now.thread // 4):
-                return [now, then] if reversed_pair else [then, now]
+                return [then, now]
         if now.writes:
             last_write[at] = now
             read[at] = [] if forget else read[at]

@@ -18,7 +18,7 @@ NOTEBOOK = ("A3_the_race",)
 # ---- The gaps
 
 
-def quintic(low, high, rounds=60, powers=(1, 3, 5), ends=(0, 1), square=True, size=abs):
+def quintic(low, high, rounds=60, powers=(1, 3, 5), ends=(0, 1), size=abs):
     """The exchange, with one thing wrong, if asked."""
     first, last = (low + (high - low) * end for end in ends)
     points = np.array([first, 0.75 * first + 0.25 * last, 0.25 * first + 0.75 * last, last])
@@ -26,7 +26,7 @@ def quintic(low, high, rounds=60, powers=(1, 3, 5), ends=(0, 1), square=True, si
         columns = [points**power for power in powers] + [(-1.0) ** np.arange(4)]
         a, b, c, e = np.linalg.solve(np.stack(columns, axis=1), np.ones(4))
         turns = np.sort(np.roots([5 * c, 3 * b, a]).real).clip(low**2, high**2)
-        points[1:3] = np.sqrt(turns) if square else turns
+        points[1:3] = np.sqrt(turns)
     return a, b, c, size(e)
 
 
