@@ -2,12 +2,12 @@
 
     make mutants CH=06                       # every mutant of every gap and exercise of the chapter
     make mutants CH=06 ARGS="--sample 10"    # ten of each gap, drawn with --seed
-    make mutants CH=06 ARGS=--accept         # note those that a check accepts as looked at: none of them is wrong
+    make mutants CH=06 ARGS=--accept         # note all mutants that a check accepts as harmless: read them before
 
 The gaps are the calls of `judge` in the notebook; the right answer is the book's own version. A mutant that a check
-accepts may do the same as the right answer: chapter_mutants.json holds digests of those that were looked at and are
-the same on all inputs that the contract allows. Any other that is accepted survives; chapter_mutants.toml lists the
-survivors that are left, each with its reason.
+accepts may do the same as the right answer: chapter_mutants.json holds the digests of those that were noted as
+harmless. Any other mutant that a check accepts survives; chapter_mutants.toml lists the survivors that are left, each
+with its reason.
 """
 
 import argparse
@@ -62,11 +62,11 @@ class Gap:
     in_place: bool = False
 
     def answer(self, chapter: SimpleNamespace) -> Any:
-        """The right answer, or the changed one if the chapter has it; of an answer that is a value the value."""
+        """The answer as the chapter defines it: right, or changed by a mutant."""
         return eval(self.expression, dict(vars(chapter)))
 
     def verdict(self, chapter: SimpleNamespace, value: Any = None) -> str:
-        """What a reader is told of the chapter's answer, or of a value."""
+        """What `judge` says of the chapter's answer; where the answer is a value, of `value`."""
         answer = self.answer(chapter)
         if not self.names:
             answer = (lambda: value) if callable(answer) else value
@@ -87,7 +87,7 @@ class Mutant:
         return chapter, self.answer, self.old, self.new
 
     def digest(self) -> str:
-        """By which the list of harmless mutants knows it."""
+        """Its name in chapter_mutants.json: eight hexadecimal digits."""
         return hashlib.sha256("\n".join(self.key("")).encode()).hexdigest()[:8]
 
 
@@ -489,7 +489,7 @@ def is_value(answer: Any) -> bool:
 
 
 def written(value: Any) -> str:
-    """A value's text, the same in every process: sets have no order of their own."""
+    """The text of a value; sets are sorted, whose order differs from process to process."""
     return f"{{{', '.join(sorted(map(written, value)))}}}" if isinstance(value, set | frozenset) else repr(value)
 
 
@@ -512,7 +512,7 @@ def mutants_of(gap: Gap, chapter: SimpleNamespace, texts: dict[str, str]) -> lis
 
 
 def tried(number: str, sample: int = 0, seed: int = 0, processes: int = 2, only: str = "") -> Iterator[tuple]:
-    """(gap, mutant, verdict) of each gap of a chapter: "rejected", "the same" (noted before), "listed", "survived".
+    """(gap, mutant, outcome) of each mutant: "rejected", "the same" (noted as harmless), "listed" or "survived".
 
     sample: so many mutants of each gap, drawn with the seed; 0 for all. only: this gap alone.
     """
@@ -548,7 +548,7 @@ def table(rows: dict[str, Counter]) -> str:
 
 
 def accept(number: str, mutants: Sequence[tuple[str, Mutant]]) -> None:
-    """Note mutants that a check accepts as the same as the right answer; of the chapter no others stay noted."""
+    """Note these (gap, mutant) pairs as harmless, in place of all that were noted for the chapter."""
     seen = json.loads(SEEN.read_text("utf-8"))
     noted = {gap: digests for gap, digests in seen.items() if not gap.startswith(f"{number} ")}
     digests = {}
@@ -565,7 +565,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gap", default="", help="only this one: rmsnorm")
     parser.add_argument("--sample", type=int, default=0, help="so many mutants of each gap; 0 for all")
     parser.add_argument("--seed", type=int, default=0, help="which ones")
-    parser.add_argument("--accept", action="store_true", help="note the survivors as no mistakes: they were looked at")
+    parser.add_argument("--accept", action="store_true", help="note the survivors as harmless, after reading them")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args(arguments)
     if given.accept and (given.sample or given.gap):
