@@ -1,9 +1,9 @@
-"""Run CUDA kernels on a CPU with every access checked.
+"""Run CUDA kernels on a CPU and check every memory access.
 
-Start with `kernel.py`: `compile(text)`, and kernels that check their arguments. `source/` reads a kernel's text without
-a compiler. `compiler.py` compiles it to a shared library with the headers of `include/`, and `complaints.py` words the
-compiler's errors. `cpu.py` launches it with `runtime.cpp` and `checker.cpp`. `findings.py` and `lines.py` describe the
-bugs that were found and name their lines; `profile.py` and `flops.py` count. `errors.py` defines the exception.
+Start with `kernel.py`: its `compile(text)` returns kernels that check their arguments. `source/` parses their text.
+`compiler.py` compiles the text to a shared library with the headers of `include/`, and `complaints.py` explains the
+compiler's errors. `cpu.py` launches kernels with `runtime.cpp` and `checker.cpp`. `findings.py` describes bugs in
+kernels, and `lines.py` finds their lines. `profile.py` counts memory transactions, and `flops.py` counts operations.
 """
 
 from cudacheck.errors import CudaCheckError

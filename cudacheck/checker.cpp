@@ -1,17 +1,17 @@
-// checker.cpp: the part of the runtime that watches a checked launch. runtime.cpp includes it.
+// checker.cpp: the part of the runtime that checks every access of a launch. runtime.cpp includes it.
 //
 // A checked kernel is compiled with -fsanitize=thread, whose only effect on the code is a call before every load and
 // store (__tsan_read4(address), ...), with -fsanitize=bounds and others, which call __ubsan_handle_*, and with
-// -fsanitize-coverage=trace-pc, which calls __sanitizer_cov_trace_pc() in every basic block. The libraries that
-// usually stand behind those calls are not linked: the functions at the end of this file take their place. Because
-// each access is looked at before it happens, a wild pointer becomes a finding and not a crash. (With g++ one kind is not
-// told: a struct passed by value straight from memory, f(x[i]) for a float4; float4 v = x[i] is.)
+// -fsanitize-coverage=trace-pc, which calls __sanitizer_cov_trace_pc() in every basic block. The sanitizers' own
+// libraries are not linked. The functions at the end of this file replace them. Because each access is checked before
+// it happens, a wild pointer becomes a finding instead of a crash. (g++ does not report one kind of access: a struct
+// passed by value directly from memory, such as f(x[i]) for a float4; float4 v = x[i] is reported.)
 
-// ---- who accessed a piece of memory: one cell for at most 4 bytes --------------------------------------------
+// ---- records of accesses: one cell for at most 4 bytes -------------------------------------------------------
 
-// Two words, so that a visit stays in registers: the checker spends its time here.
+// One access, as two words so that it stays in registers: the checker spends most of its time on these.
 struct Visit {
-  uint64_t when;  // the block's serial number, and below it how many barriers it had passed
+  uint64_t when;  // high half: the block's serial number; low half: number of barriers that it had passed
   uint64_t who;   // from the top: site (32 bits), warp's epoch (18), kind (3), thread's number + 32 (11)
 
   unsigned serial() const { return (unsigned)(when >> 32); }
@@ -21,10 +21,10 @@ struct Visit {
   bool same_thread(Visit other) const { return when >> 32 == other.when >> 32 && ((who ^ other.who) & 0x7ff) == 0; }
 };
 
-// Lanes of one warp that read the place, or changed it by atomics, in one epoch of the warp.
+// Lanes of one warp that read the cell, or changed it by atomics, in one epoch of the warp.
 struct Group {
-  Site site;       // of the first of them; SEVERAL: others came from elsewhere
-  unsigned lanes;  // a bit for each; 0: nobody
+  Site site;       // site of the first of them; SEVERAL: some came from other sites
+  unsigned lanes;  // one bit per lane; 0: an empty group
   unsigned where;  // from the top: warp (5 bits), kind (2), the warp's epoch (25)
 
   int kind() const { return (int)(where >> 25 & 3); }
@@ -33,26 +33,28 @@ struct Group {
 enum : unsigned { SEVERAL = 1u << 30, WARP_EPOCH = (1u << 25) - 1 };
 
 namespace runtime {
-// Whoever comes next is compared with all that may race with it. Between two barriers every access by another warp does,
-// so that two groups of different warps say enough; as long as there is but one warp, its lanes are told apart.
+// The accesses to one piece of memory with which the next access may race. Between two barriers an access races with
+// those of any other warp, so two groups of different warps suffice; within a single warp, lanes are distinguished.
 struct Cell {
   Visit write;      // the last write or atomic
   Visit elsewhere;  // a read or an atomic by an earlier block
-  uint64_t when;    // of the groups
+  uint64_t when;    // time of the groups, as in Visit
   Group group[2];
 };
 static_assert(sizeof(Cell) == 64, "a cell is one cache line");
 
-// What a block's fences cover, if an atomic came after them: what happened before the last barrier before the last
-// fence, and in its thread (its warp, as far as that had met) before the fence. Of several threads' fences: everything.
+// The accesses that a block's fence publishes once an atomic follows it: those before the last barrier before the
+// fence, and those of the fence's thread before it (of its warp, up to the warp's last meeting). If several threads
+// have called a fence, all accesses count as published.
 struct Publication {
   bool done, several;
-  int thread;                     // 32 more than its number; 0: no fence
-  unsigned epoch, own, of_warp;  // the block's; the warp's at the fence, and when it last met as a whole
+  int thread;                     // its number + 32; 0: no fence
+  unsigned epoch, own, of_warp;  // the block's epoch; the warp's at the fence; the warp's when all lanes last met
 };
 
-// Flags, locks and named barriers order threads in pairs. Row t says of each thread up to which epoch of its warp t knows
-// what it has done; so does the note at each address that a thread changed by an atomic after a fence.
+// Vector clocks: flags, locks and named barriers order threads in pairs. Entry [t][u] is the last epoch of u's warp up
+// to which u's accesses are ordered before t's next one. A note has such a row for an address that a thread changed by
+// an atomic after a fence.
 struct Clocks {
   bool used;
   unsigned threads;
@@ -66,14 +68,14 @@ static Array arrays[MAX_ARRAYS];  // the arguments
 static int array_count;
 static Array nowhere, static_data;
 static Variable* variables;  // the __device__ and __constant__ ones
-static Array* array_at[256];  // the array that a place in the code, by its last bits, accessed last
+static Array* array_at[256];  // cache: the array last accessed from a site, by the site's low bits
 static unsigned first_serial;
-static Publication* publications;  // of each block
+static Publication* publications;  // one per block
 static double deadline;
 static int ticks, profiled_ticks;
-static unsigned turns, turn_before;  // times that a thread took over; so many when the clock was looked at, or with the next one
+static unsigned turns, turn_before;  // number of thread switches; the same at the last look at the clock, or one more
 
-// Word by word: as one copy of 16 bytes it would wait for the words to reach the memory first.
+// Copies word by word: a 16-byte load would stall until the separate stores of the two words have completed.
 static inline void put(Visit& place, Visit visit) {
   place.when = visit.when;
   place.who = visit.who;
@@ -81,7 +83,7 @@ static inline void put(Visit& place, Visit visit) {
 
 static inline bool conflict(int a, int b) { return (a | b) & WRITE && !(a & b & STRONG_READ); }
 
-// The epoch of its warp up to which thread `by` knows what thread `of` has done: by chains of meetings, of flags and locks.
+// Returns the epoch of `of`'s warp up to which its accesses are ordered before those of thread `by`.
 static unsigned known(Block* block, int by, int of) {
   unsigned epoch = block->clocks && block->clocks->used ? block->clocks->row[by][of] : 0;
   if (by / 32 != of / 32) return epoch;
@@ -91,7 +93,7 @@ static unsigned known(Block* block, int by, int of) {
   return epoch < met ? met : epoch;
 }
 
-// Is an access by another block before its fence, which an atomic followed?
+// Returns whether an access by another block came before a fence of that block which an atomic followed.
 static bool published(Visit earlier) {
   const Publication& p = publications[earlier.serial() - first_serial];
   if (!p.done || p.several || earlier.kind() == ATOMIC) return p.done;
@@ -103,7 +105,7 @@ static bool published(Visit earlier) {
   return ((until - warp_epoch - 1) & 0x3ffff) < 0x20000;  // warp_epoch < until
 }
 
-// Did `earlier` happen before `later`?
+// Returns whether `earlier` happened before `later`.
 static inline bool ordered(Visit earlier, Visit later) {
   if (earlier.thread() < 0) return true;
   if (earlier.serial() != later.serial())  // two blocks: only through a fence and atomics on both sides
@@ -116,7 +118,7 @@ static inline bool ordered(Visit earlier, Visit later) {
 
 static unsigned unknown_lanes(Block*, const Group&, int thread, unsigned lanes);
 
-// Of a group between the same two barriers: the lanes that nothing orders before what `thread` does now.
+// Returns the lanes of a group, of the current interval between barriers, that nothing orders before `thread` now.
 static inline unsigned unordered_lanes(Block* block, const Group& group, int thread) {
   unsigned lanes = group.lanes, epoch = block->warp[group.warp()].epoch, age = (epoch - group.where) & WARP_EPOCH;
   bool same_warp = group.warp() == thread / 32;
@@ -139,7 +141,7 @@ static Visit visit_of(const Cell* cell, const Group& group, int lane) {
   return {cell->when, who | (uint64_t)group.kind() << 11 | (uint64_t)(group.warp() * 32 + lane + 32)};
 }
 
-// One of those who read the cell, or changed it by an atomic, that `now` races with; else nobody.
+// Returns a read or an atomic on the cell with which `now` races, or an empty visit.
 static Visit racing_visit(Block* block, const Cell* cell, Visit now) {
   unsigned kinds = (unsigned)(cell->elsewhere.who >> 11) | (cell->group[0].where | cell->group[1].where) >> 25;
   if (!((kinds | (unsigned)now.kind()) & WRITE)) return {};  // only readers
@@ -202,7 +204,7 @@ static Clocks* use_clocks(Block* block) {
   return clocks;
 }
 
-// Tell what a thread knows, and what it did itself before its warp's epoch `until`.
+// Joins into `row` the clocks of a thread, and its own accesses before its warp's epoch `until`.
 static void tell(Block* block, Fiber* fiber, unsigned* row, unsigned until) {
   join(row, block->clocks->row[fiber->thread], block->clocks->threads);
   unsigned last = (unsigned)fiber->warp->first + 32;
@@ -230,8 +232,8 @@ static void check_fence(Fiber* fiber, bool of_block) {
   p->of_warp = (int)(met - oldest) < 0 ? oldest : met;
 }
 
-// An atomic hears what those told who changed the same place before, and tells what lies before its own last fence. So
-// do volatile reads and writes.
+// An atomic acquires the clocks left at its address by earlier atomics, and releases its thread's clocks as of its last
+// fence. Volatile reads and writes do the same.
 static void check_atomic(Block* block, Fiber* fiber, uintptr_t address, int kind) {
   block->atomics = true;
   if (kind & WRITE && block->fences->thread) block->fences->done = true;
@@ -290,18 +292,18 @@ static Finding* describe(Fiber* fiber, Site site, Array* array, uintptr_t addres
   return finding;
 }
 
-// A wrong index or address in a thread that has read shared memory which nobody has written: that is where to look.
+// If a thread with a wrong index or address has read unwritten shared memory, reports that read as the cause.
 static void blame_unwritten(Block* block, const Fiber* fiber) {
   Finding *finding = &block->launch->config->finding, *cause = &block->unwritten_finding;
   if (!block->unwritten || memcmp(cause->thread, &fiber->threadIdx, sizeof cause->thread)) return;
   cause->other_site = finding->site;
-  snprintf(cause->message, sizeof cause->message, "shared memory is read before anything is written there, and what was "
-           "found serves as an index or address");
+  snprintf(cause->message, sizeof cause->message, "shared memory is read before anything is written there, and the value "
+           "is used as an index or address");
   *finding = *cause;
 }
 
-// Did the thread that wrote the cell read it first, by the instruction that reads it now? So it is with y[0] += 1, and not
-// with the tree's s[t] += s[t + d].
+// Returns whether the thread that wrote the cell had read it by the instruction that reads it now. This is so for
+// y[0] += 1, but not for a tree reduction's s[t] += s[t + d].
 static bool read_likewise(const Cell* cell, Visit write, Visit now) {
   for (const Group& group : cell->group) {
     bool its = group.warp() == write.thread() / 32 && group.lanes >> write.thread() % 32 & 1;
@@ -322,7 +324,7 @@ static bool read_likewise(const Cell* cell, Visit write, Visit now) {
   leave(fiber->block);
 }
 
-// A read of shared memory that nobody has written may be half of a race, which tells more: wait for the barrier.
+// Reports a read of unwritten shared memory only at the barrier, because it may turn out to be half of a race.
 static void check_barrier(Block* block) {
   Config* c = block->launch->config;
   if (block->unwritten) {
@@ -332,7 +334,7 @@ static void check_barrier(Block* block) {
   }
   if (block->alive && block->alive < block->launch->threads) {
     unsigned t = 0;
-    while (!block->started[t] || !(block->warp[t / 32].alive >> t % 32 & 1)) t++;  // one that waits
+    while (!block->started[t] || !(block->warp[t / 32].alive >> t % 32 & 1)) t++;  // find a thread that waits
     report(block, block->fiber[t], "divergent barrier", 
            "another thread never comes to this __syncthreads(): it has left the kernel");
     c->finding.site = site_of_line(block->barrier_line);
@@ -350,7 +352,8 @@ static void check_exit(Fiber* fiber) {
   block->unwaited_line = copies.copy[0].line;
 }
 
-// Told when all have returned, of the first thread by number: which one returns first hangs on the host's compiler.
+// Reports a missing wait once all threads have returned, for the thread with the lowest number, because the order in
+// which they return depends on the host's compiler.
 static void check_exits(Fiber* last) {
   Block* block = last->block;
   if (block->unwaited < 0) return;
@@ -366,7 +369,7 @@ static bool in_zone(uintptr_t address) {
   for (Variable* v = variables; v; v = v->next)
     for (const char* zone : v->zone) {
       uintptr_t end = (uintptr_t)v->start + v->bytes, start = (uintptr_t)zone;
-      if (start - end < 64) start = end;  // what aligns the zone belongs to nobody either
+      if (start - end < 64) start = end;  // padding before an aligned zone is unused too
       if (address - start < (uintptr_t)zone + 512 - start) return true;
     }
   return false;
@@ -380,15 +383,15 @@ static Array* find_array(Block* block, uintptr_t address) {
   return nullptr;
 }
 
-// Why a text cannot be read, up to its end or to `most` bytes (negative: no limit); null if it can.
+// Returns why a C string cannot be read, up to its end or to `most` bytes (negative: no limit); null if it can.
 static const char* text_fault(Block* block, const char* text, int most) {
   uintptr_t address = (uintptr_t)text, here = (uintptr_t)__builtin_frame_address(0);
   const Array* array = find_array(block, address);
   uintptr_t end = array ? array->end : in_library(address) ? library_end() : (address ^ here) / STACK_BYTES ? 0 : self()->top;
   if (address < 4096) return "is a null pointer";
-  if (address >= end) return "stands at an address that is in no array";
+  if (address >= end) return "is at an address that is in no array";
   size_t length = most < 0 || (size_t)most > end - address ? end - address : (size_t)most;
-  return length == (size_t)most || memchr(text, 0, length) ? nullptr : "has no end: up to that of its array there is no 0 byte";
+  return length == (size_t)most || memchr(text, 0, length) ? nullptr : "has no end: there is no 0 byte up to the end of its array";
 }
 
 [[noreturn]] static void out_of_bounds(Fiber* fiber, Site site, uintptr_t address, int kind) {
@@ -396,7 +399,7 @@ static const char* text_fault(Block* block, const char* text, int most) {
   const char* message = kind & WRITE ? "write" : "read";
   if (address < 4096) message = kind & WRITE ? "write through a null pointer" : "read through a null pointer";
   else if ((address ^ (uintptr_t)fiber) / STACK_BYTES == 0)
-    message = "a pointer to a local variable is used whose function has returned, or one that was moved below it";
+    message = "a pointer is used to a local variable whose function has returned, or to an address below one";
   else if (address - (uintptr_t)block->stacks < block->stacks_used * STACK_BYTES)
     message = "a pointer to another thread's local variable is used";
   Array* nearest = nullptr;
@@ -430,14 +433,14 @@ static inline Visit visit_now(Fiber* fiber, Block* block, int kind, Site site) {
 
 static void remember_apart(Cell* cell, Visit now, Group group);
 
-// Do two groups of other warps stand there? They say enough, unless flags or locks order some of them.
+// Returns whether the cell has two groups of other warps, which suffice unless flags or locks order some of them.
 static inline bool two_warps_beside(const Group* group, unsigned warp) {
   unsigned first = group[0].where >> 27, second = group[1].where >> 27;
   if (!group[1].lanes || first == second || first == warp || second == warp) return false;
   return !(checked_block->clocks && checked_block->clocks->used);
 }
 
-// A read or an atomic: note it with others like it, of the same warp and epoch.
+// Records a read or an atomic, in a group with others of the same kind, warp and epoch.
 static INLINE void remember(Cell* cell, Visit now, unsigned epoch) {
   unsigned thread = (unsigned)now.thread(), lane = 1u << thread % 32;
   unsigned where = thread / 32 << 27 | (unsigned)now.kind() << 25 | (epoch & WARP_EPOCH);
@@ -446,14 +449,14 @@ static INLINE void remember(Cell* cell, Visit now, unsigned epoch) {
     if (group[0].where == where && (group[0].site == now.site() || group[0].lanes & lane)) group[0].lanes |= lane;
     else if (group[1].lanes && group[1].where == where && group[1].site == now.site()) group[1].lanes |= lane;
     else if (!two_warps_beside(group, thread / 32)) remember_apart(cell, now, {now.site(), lane, where});
-  } else if (cell->when == 0 || cell->when >> 32 == now.serial()) {  // the first, or first since a barrier
+  } else if (cell->when == 0 || cell->when >> 32 == now.serial()) {  // the first access, or the first since a barrier
     cell->when = now.when;
     group[0] = {now.site(), lane, where};
     group[1].lanes = 0;
   } else remember_apart(cell, now, {now.site(), lane, where});
 }
 
-// Need `then` not be remembered beside `mine`? Whoever races with it races with `mine`, which comes after it.
+// Returns whether the group `then` can be dropped in favour of `mine`: whatever races with it also races with `mine`.
 static bool covers(Group mine, Visit now, const Group& then) {
   bool alike = then.kind() == mine.kind() || then.kind() == STRONG_READ;
   return alike && !unordered_lanes(checked_block, then, now.thread());
@@ -462,7 +465,7 @@ static bool covers(Group mine, Visit now, const Group& then) {
 static void remember_apart(Cell* cell, Visit now, Group mine) {
   Group* group = cell->group;
   if (cell->when != now.when) {
-    // What an earlier block left; one that may still race rather than one that cannot.
+    // Keep one access of an earlier block, preferably one that may still race.
     if (group[0].lanes && cell->when >> 32 != now.serial() &&
         (cell->elsewhere.thread() < 0 || published(cell->elsewhere)))
       put(cell->elsewhere, visit_of(cell, group[0], __builtin_ctz(group[0].lanes)));
@@ -485,8 +488,8 @@ static void remember_apart(Cell* cell, Visit now, Group mine) {
            (group[0].warp() == group[1].warp() && group[0].warp() != mine.warp())) group[1] = mine;
 }
 
-// Most accesses are of 4 bytes that this block has left alone since its last barrier, or of which nobody has heard: those
-// are settled here, at half the price. False: `access` has to look.
+// A fast path for the most frequent accesses: 4 bytes that this block last wrote before its last barrier, or that were
+// never written. It halves the cost of a check. Returns null if `access` has to check.
 static INLINE Cell* plain_cell(Block* block, uintptr_t address, Site site) {
   Array* array = array_at[site & 255];
   if (address - array->start >= array->end - array->start) return nullptr;
@@ -530,8 +533,8 @@ static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visi
   leave(fiber->block);
 }
 
-// Of the thread that runs: its record, or what stands above its stack pointer. Between them is what functions that have
-// returned left behind.
+// Returns whether an address is in the running thread's record or above its stack pointer. Between them are remains of
+// functions that have returned.
 static INLINE bool is_local(uintptr_t address) {
   uintptr_t here = (uintptr_t)__builtin_frame_address(0);
   return (address ^ here) / STACK_BYTES == 0 && (address >= here || address % STACK_BYTES < 32 * RECORD_BYTES);
@@ -570,7 +573,7 @@ static void access(uintptr_t address, int bytes, int kind, Site site) {
   visit(fiber, array, address, bytes, visit_now(fiber, block, kind, site));
 }
 
-// An array is used in smaller pieces than before (a float array that holds 16-bit numbers now): let each have its cell.
+// Splits cells when an array is accessed in smaller pieces than before (a float array that now holds 16-bit numbers).
 static void split_cells(Array* array, int grain) {
   size_t cells = ((array->end - array->start) >> grain) + 1;
   Cell* finer = (Cell*)calloc(cells, sizeof(Cell));
@@ -584,19 +587,19 @@ static void split_cells(Array* array, int grain) {
   const AsyncCopies& copies = fiber->block->copies[then.thread()];
   const AsyncCopy* copy = copies.copy;
   while (address - (uintptr_t)copy->to >= (uintptr_t)copy->bytes) copy++;
-  int newer = copies.group - copy->group;  // groups that were closed since, its own among them
+  int newer = copies.group - copy->group;  // groups committed since, including its own
   char message[200] = "an asynchronous copy to this place has not been waited for";
   if (newer == 0) snprintf(message, sizeof message, "an asynchronous copy to this place is in no group yet: "
                            "copy_async_commit() has not come after it");
   else if (newer <= copies.left && copies.waited == copies.group)
     snprintf(message, sizeof message, "an asynchronous copy to this place is still under way: copy_async_wait<%d> leaves the "
-             "newest %d on their way, and it is number %d of them", copies.left, copies.left, newer);
+             "newest %d group(s) unfinished, and its own is number %d of them", copies.left, copies.left, newer);
   Finding* finding = describe(fiber, now.site(), array, address, "missing wait", message);
   finding->other_site = then.site();
   leave(fiber->block);
 }
 
-// Compare with those who were here before; remember this visit.
+// Compares an access with earlier ones of the same memory, and records it.
 static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visit now) {
   Block* block = fiber->block;
   if (grain_of(bytes) < array->grain) split_cells(array, grain_of(bytes));
@@ -620,7 +623,7 @@ static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visi
     if (then.kind() == ASYNC && then.serial() == now.serial() && !(now.kind() == WRITE && then.same_thread(now))) {
       missing_wait(fiber, now, then, array, address);
     }
-    if (then.when | cell->when | cell->elsewhere.when) {  // somebody was here
+    if (then.when | cell->when | cell->elsewhere.when) {  // there are earlier accesses
       if (conflict(then.kind(), now.kind()) && !ordered(then, now)) race(fiber, cell, now, then, array, address);
       Visit other = racing_visit(block, cell, now);
       if (other.thread() >= 0) race(fiber, cell, now, other, array, address);
@@ -634,7 +637,7 @@ static void range(const void* start, size_t bytes, int kind, Site site) {
   uintptr_t address = (uintptr_t)start;
   if (is_local(address) && is_local(address + bytes)) return;
   size_t step = address % 4 == 0 && bytes % 4 == 0 ? 4 : 1;
-  if ((bytes == 8 || bytes == 16) && address % bytes == 0) step = bytes;  // moved as a whole, as a GPU would
+  if ((bytes == 8 || bytes == 16) && address % bytes == 0) step = bytes;  // one access, as on a GPU
   for (size_t i = 0; i < bytes; i += step) access(address + i, (int)step, kind, site);
 }
 
@@ -646,8 +649,8 @@ RUNTIME_API void check_access(const void* address, int bytes, int kind, int line
   access((uintptr_t)address, bytes, kind, site_of_line(line));
 }
 
-// Some instructions reach one kind of memory only: where the GPU takes a pointer's lower half for an address in shared
-// memory, another array's address would be read there. (What is in no array at all, `access` tells.)
+// Checks instructions that reach one kind of memory only. For an instruction on shared memory, a GPU would take the
+// lower half of any other pointer as a shared address. (`access` reports addresses that are in no array.)
 RUNTIME_API void check_space(const void* address, bool shared, int line) {
   Block* block = checked_block;
   uintptr_t at = (uintptr_t)address;
@@ -655,12 +658,12 @@ RUNTIME_API void check_space(const void* address, bool shared, int line) {
   bool local = (at ^ (uintptr_t)__builtin_frame_address(0)) / STACK_BYTES == 0;
   if (array ? is_shared(block, array) == shared : !local && !(shared && in_library(at))) return;
   describe(self(), site_of_line(line), array, at, "failure",
-           shared ? "this takes an address in shared memory, and got another" :
-           "this takes an address in global memory, and got another");
+           shared ? "this address must be in shared memory, and is not" :
+           "this address must be in global memory, and is not");
   leave(block);
 }
 
-// The second half of an access that has been checked and traced before: a copy arrives, a lane gets its part of a row.
+// Second half of an access that has already been checked and traced: a copy arrives, or a lane gets its part of a row.
 RUNTIME_API void check_visit(const void* address, int bytes, int kind, int line) {
   Array* array = find_array(checked_block, (uintptr_t)address);
   visit(self(), array, (uintptr_t)address, bytes, visit_now(self(), checked_block, kind, site_of_line(line)));
@@ -682,25 +685,25 @@ RUNTIME_API void count_flops(int flops, int line) {
   leave(checked_block);
 }
 
-// Called every 65,536 basic blocks: look at the clock. A thread that had the processor all that time lets the others run, as
-// a GPU does: somebody has to set the flag that it polls. Nobody else's turn ends here, for each compiler counts basic
-// blocks in its own way, and the order of the threads, and so which of them a finding names, is to be the same for all. In
-// a launch that is profiled every one comes here, to be noted.
+// Called every 65,536 basic blocks to check the time. A thread that has run all that time yields to the others, as on a
+// GPU, because one of them must set the flag that it may be polling. No other thread yields here: compilers differ in
+// their basic blocks, but the order of threads, and with it the thread that a finding names, must not depend on the
+// compiler. In a profiled launch it is called for, and records, every basic block.
 static void tick(Site site) {
   Block* block = checked_block;
   bool profiled = block && block->launch->config->traced_block >= 0;
   ticks = profiled ? 0 : 1 << 16;
-  if (!block || block->meeting) return;  // g++ 11 watches the lanes of a warp function, too: see RAW
+  if (!block || block->meeting) return;  // g++ 11 also instruments warp functions, see RAW
   if (profiled && block->traced) note(block, site, ENTERED, 0);
   if (profiled && ++profiled_ticks % (1 << 16) != 0) return;
   if (seconds_now() > deadline) endless(site);
   bool whole_turn = turns == turn_before;
-  turn_before = turns + whole_turn;  // of the thread that takes over now, if one does
+  turn_before = turns + whole_turn;  // counts the switch below
   if (whole_turn) run_another(self(), true);
 }
 
-// An empty loop, `for (;;);`, has no basic block that g++ marks: the process's clock of computing time looks for it. Only
-// the kernel's code and the checker's own are left halfway, never the C library's.
+// A timer of CPU time finds empty loops, `for (;;);`, in which g++ marks no basic block. It interrupts only the kernel's
+// code and the checker's, never the C library's.
 static void on_clock(int, siginfo_t*, void* context) {
   uintptr_t stack_pointer = 0, instruction = 0;
   registers_of(context, &stack_pointer, &instruction);
@@ -730,27 +733,27 @@ static void stop_clock() {
   if (former_clock_action.sa_handler != SIG_DFL) sigaction(SIGVTALRM, &former_clock_action, nullptr);
 }
 
-// What slips past the checks: a jump into nowhere, a stack that overflows, what printf is given.
+// Reports faults that the checks do not prevent: a wild jump, a stack overflow, a bad argument of printf.
 static void on_fault(Block* block, int signal, uintptr_t stack_pointer, uintptr_t instruction, uintptr_t address) {
   Fiber* fiber = fiber_at(block, stack_pointer);
   uintptr_t stacks = (uintptr_t)block->stacks;
   bool overflow = !fiber || address - (stacks - GUARD_BYTES) < GUARD_BYTES;
   report(block, fiber, "crash", "%s",
          signal == SIGFPE ? "an integer division that has no result" :
-         signal == SIGILL ? "an instruction that stops the processor" :
-         signal == SIGABRT ? "the C library stops: it was called, or its memory was written over" :
-         overflow ? "a thread's stack is full or written over (recursion, a local array that is too large or overrun)" :
-         "an access to memory that is nobody's, or a jump there: a wild pointer, or one that an overrun wrote over");
+         signal == SIGILL ? "an illegal instruction" :
+         signal == SIGABRT ? "the C library aborts: abort was called, or its memory was overwritten" :
+         overflow ? "a thread's stack is full or overwritten (recursion, a local array that is too large or overrun)" :
+         "an access or a jump to memory that belongs to no array: a wild pointer, or one that an overrun overwrote");
   Finding* finding = &block->launch->config->finding;
   if (in_library(instruction)) finding->site = (Site)(instruction + 1 - library_start());
   if (!fiber) return;
-  int found = 0;  // not in the kernel's own code: what on its stack looks like the address of a call
+  int found = 0;  // collect words on the stack that look like return addresses in the kernel's code
   for (uintptr_t* word = (uintptr_t*)(stack_pointer & ~7ul); (uintptr_t)word < fiber->top && found < TRAIL; word++)
     if (fiber->top - (uintptr_t)word < STACK_BYTES && in_library(*word) && *word < code_end())
       finding->trail[found++] = (Site)(*word - library_start());
 }
 
-// The calls that led a thread to the barrier at which it waits, the barrier's own first.
+// Records the calls that led a thread to the barrier at which it waits, innermost first.
 static void note_calls(Fiber* fiber, Site* trail) {
   uintptr_t ends_at = fiber->block->launch->kernel_returns_to;
   const Frame* top = (Frame*)fiber->top;
@@ -817,7 +820,7 @@ RUNTIME_API void __sanitizer_cov_trace_pc() {
   if (--ticks < 0) tick(HERE);
 }
 
-// Of `unaligned` ones the compiler knows that they need less alignment than their size: a struct of four floats.
+// The compiler uses `unaligned` for types that need less alignment than their size, such as a struct of four floats.
 #define UNALIGNED_HOOKS(PREFIX, BYTES)                                                                               \
   RUNTIME_API void __tsan_##PREFIX##read##BYTES(void* p) { range(p, BYTES, READ, HERE); }                            \
   RUNTIME_API void __tsan_##PREFIX##write##BYTES(void* p) { range(p, BYTES, WRITE, HERE); }
@@ -844,7 +847,7 @@ ALL_HOOKS(1) ALL_HOOKS(2) ALL_HOOKS(4) ALL_HOOKS(8) ALL_HOOKS(16)
 
 RUNTIME_API void __tsan_read_range(void* p, unsigned long bytes) { range(p, bytes, READ, HERE); }
 RUNTIME_API void __tsan_write_range(void* p, unsigned long bytes) { range(p, bytes, WRITE, HERE); }
-// Clang copies a float4 so, and does not tell its alignment: 8 and 16 bytes count as vectors.
+// Clang copies a float4 like this without stating its alignment, so copies of 8 and 16 bytes are checked as vectors.
 RUNTIME_API void* __tsan_memcpy(void* to, void* from, unsigned long bytes) {
   bool vector = bytes == 8 || bytes == 16;
   vector ? access((uintptr_t)from, (int)bytes, READ, HERE) : range(from, bytes, READ, HERE);
@@ -860,7 +863,7 @@ RUNTIME_API void* __tsan_memset(void* to, int value, unsigned long bytes) {
   range(to, bytes, WRITE, HERE);
   return memset(to, value, bytes);
 }
-// The compiler puts a number behind the local arrays of a function and looks whether it is still there at the end.
+// The compiler puts a canary after a function's local arrays, and calls this at its end if the canary has changed.
 extern "C" __attribute__((visibility("hidden"), used)) void overrun() asm("__stack_chk_fail");
 void overrun() {
   describe(self(), HERE, nullptr, 0, "out of bounds",
@@ -883,18 +886,18 @@ struct Place {
   unsigned line, column;
 };
 struct Type {
-  uint16_t kind, info;  // of an integer: from bit 1 on the logarithm of its bits, bit 0: it has a sign
+  uint16_t kind, info;  // for an integer: bit 0: signed; bits 1 and up: log2 of its number of bits
   char name[1];  // "'int'", "'float [16]'"
 
-  long long number(uintptr_t value) const {  // Clang fills up with zeros, g++ with the sign
+  long long number(uintptr_t value) const {  // Clang extends with zeros, g++ with the sign
     int unused = 64 - (1 << (info >> 1));
-    if (unused < 0) return 0;  // of 128 bits the address
+    if (unused < 0) return 0;  // of 128 bits, `value` is the address
     return info & 1 ? (long long)((uint64_t)value << unused) >> unused : (long long)((uint64_t)value << unused >> unused);
   }
 };
 struct TypedPlace {
   Place place;
-  const Type *type, *second;  // second: of a shift's right operand, of an index
+  const Type *type, *second;  // second: type of a shift's right operand, or of an index
 };
 static void undefined(const Place* place, const char* kind, const char* format, ...) __attribute__((format(printf, 3, 4)));
 static void undefined(const Place* place, const char* kind, const char* format, ...) {

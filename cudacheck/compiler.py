@@ -1,4 +1,4 @@
-"""Turning a kernel's text into a library, once: the host's C++ compiler and a cache by content."""
+"""Compile a kernel's text to a shared library with the host's C++ compiler, and cache the library by its content."""
 
 import contextlib
 import errno
@@ -24,14 +24,14 @@ HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
 
 DAY = 86_400  # seconds
-CACHE_BYTES = 1 << 30  # thousands of kernels, each 30 to 100 KB
+CACHE_BYTES = 1 << 30  # enough for thousands of kernels of 30 to 100 KB
 
 COMMON = [
     "-std=c++17", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
-    "-fno-threadsafe-statics", "-ffp-contract=fast",  # as NVRTC does: a * b + c is one rounding where the processor can
-    "-Werror=vla",  # NVRTC has no arrays of a length that the launch decides
+    "-fno-threadsafe-statics", "-ffp-contract=fast",  # as in NVRTC: a * b + c is rounded once if the processor can
+    "-Werror=vla",  # NVRTC has no arrays whose length is known only at run time
 ]  # fmt: skip
-# Checked kernels are compiled as written (-O0), so that every access of the text is one access of the machine.
+# Checked kernels are compiled without optimisation, so that every access in the text is one access of the machine.
 CHECKED = [
     "-O0", "-gdwarf-4", "-g1", "-DCHECKED", "-fno-omit-frame-pointer", "-fstack-protector-strong",
     *(f"-W{name}" for name in WARNINGS),
@@ -43,19 +43,20 @@ RUNTIME = "-std=c++17 -O2 -w -fPIC -pthread -fno-exceptions -fno-rtti -fvisibili
 
 
 def build(text: Text, exports: str, checked: bool, defines: Sequence[str] = ()) -> Path:
-    """The library of a text; exports: the lines that hand its kernels to the launcher; defines: macros, "TILE=32".
+    """Compile a kernel's text to a shared library, unless the cache has the library, and return the library's path.
 
-    Raises KernelError with the compiler's first error, CudaCheckError without a compiler.
+    exports: lines of C++ that export the kernels to the launcher; checked: compile with the checker; defines: macros,
+    "TILE=32". Raises KernelError with the compiler's first error, and CudaCheckError if there is no compiler.
     """
     compiler = find_compiler()
     machine = (_identity(compiler), _processor(), headers())
     flags = [*COMMON, *(checked_flags(compiler) if checked else FAST)]
-    # Not on the command line: a macro A or T would change the runtime's own headers.
+    # Macros are not passed on the command line, where a macro A or T would change the runtime's own headers.
     macros = "".join("#define " + macro.replace("=", " ", 1) + "\n" for macro in defines)
     runtime_flags = [*RUNTIME, *runtime_symbols(), *(["-DCHECKED"] if checked else [])]
-    if not checked and not _is_zig(compiler):  # zig compiles for this processor anyway
+    if not checked and not _is_zig(compiler):  # zig's default is this processor
         flags.append("-mcpu=native" if platform.machine() == "arm64" else "-march=native")
-    if _is_zig(compiler):  # its own checks would be on by default
+    if _is_zig(compiler):  # its own checks are on by default
         runtime_flags.append("-fno-sanitize=undefined")
     runtime = cache_folder() / f"runtime-{_digest(machine, runtime_flags, _runtime_text())}.o"
     library = (
@@ -79,7 +80,7 @@ def _make(
     folder: Path, text: Text, main: str, checked: bool, compiler: tuple[str, ...], flags: list[str],
     runtime_flags: list[str], library: Path, runtime: Path,
 ) -> None:  # fmt: skip
-    """Compile in `folder`, and keep what came out in the cache, as `library` and `runtime`."""
+    """Compile the kernels in `folder`, and move the two compiled files into the cache as `library` and `runtime`."""
     files = (text.name, "main.cpp", "kernel.o", "runtime.o", "library.so")
     kernel_cu, main_cpp, kernel_o, runtime_o, library_so = (str(folder / file) for file in files)
     Path(kernel_cu).write_text(text.prepared + "\n", "utf-8")
@@ -109,21 +110,21 @@ def _make(
 
 
 def _check_space(folder: Path, logs: list[str]) -> None:
-    """Raise for a full disk: compilers report it each in its own way, or are killed and say nothing."""
+    """Raise CudaCheckError if the disk is full, because compilers report a full disk differently or not at all."""
     if any("No space left on device" in log for log in logs) or shutil.disk_usage(folder).free < 1 << 16:
         raise _disk_full("a compiled kernel takes about 100 KB")
 
 
 def _disk_full(why: str) -> CudaCheckError:
     return CudaCheckError(
-        f"disk full: {cache_folder()} holds no more ({why}); free some space there, or name another folder in "
-        "XDG_CACHE_HOME"
+        f"disk full: cannot write to {cache_folder()} ({why}); free some space there, or set XDG_CACHE_HOME to another "
+        "folder"
     )
 
 
 @functools.cache
 def find_compiler() -> tuple[str, ...]:
-    """The C++ compiler's command: $NANOEULER_CXX, else g++, clang++, or the ziglang package.
+    """Return the command of the C++ compiler: $NANOEULER_CXX if set, else the first of g++, clang++ and ziglang.
 
     Raises CudaCheckError if there is none.
     """
@@ -135,30 +136,33 @@ def find_compiler() -> tuple[str, ...]:
     if find_spec("ziglang"):
         return (sys.executable, "-m", "ziglang", "c++")
     raise CudaCheckError(
-        "running a kernel on the CPU takes a C++ compiler, found none: install g++ or clang, or `pip install ziglang`"
+        "running a kernel on the CPU needs a C++ compiler, found none: install g++ or clang, or `pip install ziglang`"
     )
 
 
 def checked_flags(compiler: tuple[str, ...]) -> list[str]:
-    """CHECKED and what each compiler spells in its own way: a call in every basic block, and a pattern in local
-    variables that have no value (of a float nan, or -1.7e38 with g++)."""
+    """Return the compiler flags of a checked kernel: the list CHECKED, and flags that differ between compilers.
+
+    The flags add a call to every basic block, and fill uninitialised local variables with a pattern, which is NaN as a
+    float, or -1.7e38 with g++.
+    """
     flags = [*CHECKED, "-fsanitize-coverage=trace-pc"]
     is_clang, version = (True, 0) if _is_zig(compiler) else _version(compiler)
-    if is_clang:  # left alone it drops calls that others imply, and reads before a write, as in s[i] += 1
+    if is_clang:  # by default it drops calls that other calls imply, and the read in s[i] += 1
         flags[-1] += ",bb,no-prune"
         flags += ["-mllvm", "-tsan-instrument-read-before-write=1", "-mllvm", "-tsan-distinguish-volatile=1"]
     else:
         flags += ["--param=tsan-distinguish-volatile=1"]
     if is_clang or version >= 12:
         flags.append("-ftrivial-auto-var-init=pattern")
-    if is_clang and (version == 0 or version >= 18):  # the pattern of a gigabyte takes it minutes
+    if is_clang and (version == 0 or version >= 18):  # filling a gigabyte would take it minutes
         flags.append("-ftrivial-auto-var-init-max-size=40000")
     return flags
 
 
 @functools.cache
 def _version(compiler: tuple[str, ...]) -> tuple[bool, int]:
-    """Whether it is Clang, whatever its command, and its main version; 0 if it does not say."""
+    """Return whether a compiler is Clang, and the compiler's major version (0 if unknown)."""
     banner = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
     number = re.search(r"(\d+)\.\d+\.\d+", banner)
     return "clang" in banner, int(number[1]) if number else 0
@@ -170,13 +174,13 @@ def _is_zig(compiler: tuple[str, ...]) -> bool:
 
 def _linker(compiler: tuple[str, ...]) -> list[str]:
     if _is_zig(compiler) and sys.platform == "linux":
-        # The bare linker: `zig c++` would build a C library first (20 s), and the process has one.
+        # Call the linker directly: `zig c++` would first build a C library (20 s), which the process already has.
         return [*compiler[:-1], "ld.lld", "-shared", "--eh-frame-hdr"]
     return [*compiler, "-shared", "-pthread", "-lm"]
 
 
 def _start(command: list[str]) -> subprocess.Popen:
-    english = os.environ | {"LC_ALL": "C", "LANGUAGE": ""}  # the log is read by a program
+    english = os.environ | {"LC_ALL": "C", "LANGUAGE": ""}  # complaints.py parses English logs
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=english
     )
@@ -188,9 +192,9 @@ def _start(command: list[str]) -> subprocess.Popen:
 
 @functools.cache
 def cache_folder() -> Path:
-    """Where compiled kernels stay: $XDG_CACHE_HOME/nanoeuler, by default ~/.cache/nanoeuler.
+    """Return the folder that caches compiled kernels: $XDG_CACHE_HOME/nanoeuler, by default ~/.cache/nanoeuler.
 
-    A relative path in the variable is to be ignored, says the XDG specification.
+    A relative path in XDG_CACHE_HOME is ignored, as the XDG specification requires.
     """
     root = os.environ.get("XDG_CACHE_HOME", "")
     folder = Path(root if os.path.isabs(root) else Path.home() / ".cache", "nanoeuler")
@@ -198,15 +202,15 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except OSError:  # a read-only home: what is compiled lasts as long as the process
+    except OSError:  # a read-only home: cache only for the life of this process
         return Path(_temporary().name)
 
 
 def _cached(file: Path) -> Path | None:
-    """The file if it is there and whole, else None. Its time tells to the day when it was last used.
+    """Return a cached file if it is complete, else None. Its modification time becomes the day of its last use.
 
-    It ends in a digest of the rest, which linkers and loaders ignore. What a power cut or a full disk left behind has
-    none and is made again.
+    Each cached file ends with a digest of its other bytes, and linkers and loaders ignore the digest. A file
+    that a power failure or a full disk has truncated has no valid digest and is compiled again.
     """
     try:
         data = file.read_bytes()
@@ -215,12 +219,12 @@ def _cached(file: Path) -> Path | None:
         if file.stat().st_mtime < time.time() - DAY:
             file.touch()
         return file
-    except FileNotFoundError:  # another process may delete it, too
+    except FileNotFoundError:  # missing, or deleted by another process
         return None
 
 
 def _keep(built: Path, file: Path) -> Path:
-    """Move a built file into the cache, where it is whole or absent, even if others build the same."""
+    """Move a built file into the cache atomically, since another process may build the same file."""
     data = built.read_bytes()
     with built.open("ab") as end:
         end.write(hashlib.sha256(data).digest())
@@ -229,17 +233,17 @@ def _keep(built: Path, file: Path) -> Path:
 
 
 def _prune(folder: Path) -> None:
-    """Delete what nobody used for 30 days; if more than CACHE_BYTES are left, delete the longest unused first.
+    """Delete files unused for 30 days, then the least recently used files until all take at most CACHE_BYTES.
 
-    Safe beside other processes: a library that one has opened stays open, and one that is gone is made again.
+    Deleting is safe while other processes run: a process can still use a library it has opened, or builds it again.
     """
     size, oldest = 0, time.time() - 30 * DAY
     for file in sorted(folder.glob("*-*.*o"), key=_last_use, reverse=True):
-        with contextlib.suppress(FileNotFoundError):  # another process prunes, too
+        with contextlib.suppress(FileNotFoundError):  # another process may prune at the same time
             size += file.stat().st_size
             if _last_use(file) < oldest or size > CACHE_BYTES:
                 file.unlink()
-    for left in folder.glob("tmp*"):  # by a process that was killed
+    for left in folder.glob("tmp*"):  # left by a killed process
         if _last_use(left) < oldest:
             shutil.rmtree(left, ignore_errors=True)
 
@@ -258,14 +262,14 @@ def _temporary() -> tempfile.TemporaryDirectory:
 
 @functools.cache
 def headers() -> str:
-    """A digest of the headers in `include`."""
+    """Return a digest of the headers in `include`."""
     files = sorted([*INCLUDE.rglob("*.h"), *INCLUDE.rglob("*.cuh")])
     return _digest(*(file.read_text("utf-8") for file in files))
 
 
 @functools.cache
 def runtime_symbols() -> list[str]:
-    """Macros that prefix the names of runtime.cpp, so that a kernel's text may have a variable called `launch`."""
+    """Return macros that prefix the names of runtime.cpp, so that a kernel may have a variable called `launch`."""
     names = re.findall(r"^RUNTIME_API [\w ]+?[ *]+([a-z]\w*)\(", _runtime_text(), re.M)
     return [f"-D{name}=nanoeuler_{name}" for name in sorted(set(names))]
 
@@ -279,14 +283,14 @@ def _runtime_text() -> str:
 def _identity(compiler: tuple[str, ...]) -> tuple:
     path = shutil.which(compiler[0])
     if path is None:
-        raise CudaCheckError(f"NANOEULER_CXX is {' '.join(compiler)!r}, but there is no such command")
+        raise CudaCheckError(f"NANOEULER_CXX must be a command that exists, got {' '.join(compiler)!r}")
     version = os.stat(path)
     return (compiler, os.path.realpath(path), version.st_size, version.st_mtime_ns)
 
 
 @functools.cache
 def _processor() -> str:
-    """-march=native makes a library for this processor alone, and a home folder may serve several machines."""
+    """Return this processor's model and features, because -march=native uses them and machines may share a cache."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8").split("\n\n")[0]
         return "".join(line for line in text.splitlines(True) if line.startswith(("model name", "flags", "Features")))

@@ -1,4 +1,4 @@
-"""Launching a compiled kernel on the CPU: the records of runtime.h, filled in and read through ctypes."""
+"""Launch a compiled kernel on the CPU, through ctypes copies of the structs in runtime.h."""
 
 import ctypes as C
 import functools
@@ -16,8 +16,8 @@ from cudacheck.lines import line_table
 from cudacheck.source import Text
 
 OUTPUT_BYTES = 1 << 16
-RED_ZONE = 1 << 16  # bytes around each array that belong to nobody: what lands there is out of bounds
-_LINE = 0x80000000  # the bit of a site that is a line already
+RED_ZONE = 1 << 16  # unused bytes around each array, where any access is out of bounds
+_LINE = 0x80000000  # the bit that marks a site as a line number
 ACCESS = np.dtype(
     [("offset", "i8"), ("site", "u4"), ("array", "i4"), ("thread", "i4"), ("bytes", "i4"), ("kind", "i4")], align=True
 )  # fmt: skip
@@ -53,7 +53,7 @@ class _Config(C.Structure):
 
 
 class Library:
-    """A compiled text: its kernels by number, and the lines of its addresses."""
+    """A compiled text, with its kernels by number and a map from code addresses to lines."""
 
     def __init__(self, path: Path, text: Text, checked: bool):
         self.path, self.text, self.checked = path, text, checked
@@ -64,14 +64,14 @@ class Library:
         return line_table(self.path, self.text.name)
 
     def line_of(self, site: int) -> int:
-        """A line of the text for a site of runtime.h; 0 if there is none."""
+        """Return the line of the text that a site (see runtime.h) belongs to; 0 if there is none."""
         if site & _LINE:
             return site & ~_LINE
         return self._table(site) if site else 0
 
     @functools.cached_property
     def variables(self) -> list[str]:
-        """The names of the text's __device__ and __constant__ variables, as a checked launch numbers them."""
+        """Return the names of the text's __device__ and __constant__ variables, in the order of their numbers."""
         name = self.functions.nanoeuler_variable_name
         name.restype = C.c_char_p
         return [one.decode() for one in iter(map(name, itertools.count()).__next__, None)]
@@ -82,7 +82,10 @@ _one_at_a_time = threading.Lock()
 
 
 class CpuLaunch:
-    """One launch, ready to run again and again, in one thread at a time. Raises KernelError on a finding."""
+    """A prepared launch: call it to run the kernel, as often as you like, but in one thread at a time.
+
+    Raises KernelError if the checker finds a bug.
+    """
 
     def __init__(
         self, library: Library, number: int, signature, grid, block, values, shared_mem: int, shared_limit: int,
@@ -99,7 +102,7 @@ class CpuLaunch:
         ]
         self.pointers = [box for p, box in zip(signature.parameters, boxes) if p.pointer]
         self.arguments = (C.c_void_p * len(boxes))(*map(C.addressof, boxes))
-        self.boxes = boxes  # keeps them alive
+        self.boxes = boxes  # keeps the arguments' memory alive
         self.output = C.create_string_buffer(OUTPUT_BYTES)
         self.config = _Config((C.c_uint * 3)(*grid), (C.c_uint * 3)(*block), shared_mem, shared_limit)
         self.config.workers = 1 if library.checked else cores()
@@ -118,12 +121,12 @@ class CpuLaunch:
             self._tell()
 
     def _tell(self) -> None:
-        """Print what the kernel printed, and raise what was found."""
+        """Print the kernel's output, and raise a KernelError if the checker found a bug."""
         config = self.config
         if config.output_length:
             print(self.output.raw[: config.output_length].decode(errors="replace"), end="")
         if config.output_cut:
-            print(f"\n[printf: one launch keeps {OUTPUT_BYTES // 1024} KB of text; what came after it is cut off]")
+            print(f"\n[printf: a launch prints at most {OUTPUT_BYTES // 1024} KB of text; the rest is cut off]")
         if config.finding.kind == b"interrupted":
             raise KeyboardInterrupt
         if config.finding.kind:
@@ -131,9 +134,9 @@ class CpuLaunch:
             raise explain(config.finding, self.name, library.text, library.line_of, self.arrays, self.block)
 
     def trace(self, block_index: int, capacity: int) -> tuple[np.ndarray, list[str]]:
-        """Run, and return every access of one block, records of dtype ACCESS in order, and the shared arrays' names.
+        """Run the kernel; return all accesses of one block in order, with dtype ACCESS, and the shared arrays' names.
 
-        If an array is a part of another, its offsets count from a multiple of 256 bytes in the other's memory.
+        capacity: the largest number of records. Offsets in a view count from a multiple of 256 bytes in its base array.
         """
         record = np.zeros(capacity, ACCESS)
         self.config.traced_block, self.config.trace_capacity = block_index, capacity
@@ -151,14 +154,14 @@ class CpuLaunch:
 
 @dataclass
 class _Region:
-    """Memory of one array, or of several that overlap, and its copy between red zones."""
+    """The memory of one array, or of several overlapping arrays, and a copy of this memory between red zones."""
 
     start: int
     end: int
-    offset: int  # in the array that owns the memory, modulo 256
+    offset: int  # from the start of the array that owns the memory, modulo 256
     written: bool
     buffer: np.ndarray | None = None
-    address: int = 0  # of the copy
+    address: int = 0  # where the copy starts
 
     def copy_in(self) -> None:
         self.buffer = np.empty(self.end - self.start + 2 * RED_ZONE + 512, np.uint8)
@@ -171,7 +174,7 @@ class _Region:
 
 
 class _Guarded:
-    """For one checked launch: red zones around the arrays, so that the end of one is not the start of another."""
+    """Copy a checked launch's arrays between red zones, so that the end of one array is not the start of another."""
 
     def __init__(self, launch: CpuLaunch):
         self.launch = launch
@@ -200,7 +203,7 @@ class _Guarded:
         launch.config.argument, launch.config.arguments = self.arguments, len(self.bounds)
 
     def _overlaps_written(self, i: int) -> bool:
-        """Whether a part of array i may be written through another argument, one that is not const."""
+        """Return whether array i overlaps an argument that is not const, which the kernel may write."""
         start, end = self.bounds[i]
         written = (bounds for bounds, written in zip(self.bounds, self.launch.written) if written)
         return any(low < end and start < high for low, high in written)
@@ -211,7 +214,7 @@ class _Guarded:
 
 
 def _offset_in_owner(array: np.ndarray) -> int:
-    """Where a view starts in the array that owns its memory, modulo 256: GPU arrays start at multiples of that."""
+    """Return where a view starts in the array that owns its memory, modulo 256, the alignment of arrays on a GPU."""
     owner = array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
@@ -219,5 +222,5 @@ def _offset_in_owner(array: np.ndarray) -> int:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

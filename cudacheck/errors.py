@@ -2,8 +2,8 @@
 
 
 class CudaCheckError(ValueError):
-    """Bad input: the message gives the value found and the value expected."""
+    """Report bad input or a bug in a kernel; the message gives the actual value and the required value."""
 
     def _render_traceback_(self) -> list[str]:
-        """Let IPython and Jupyter show the message alone."""
+        """Make IPython and Jupyter show only the message."""
         return str(self).split("\n")

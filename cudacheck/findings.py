@@ -1,4 +1,4 @@
-"""What the checker and the compilers have to say about a kernel, in words."""
+"""Describe the checker's findings and the compilers' errors in messages, and define KernelError."""
 
 import re
 import textwrap
@@ -8,60 +8,59 @@ from cudacheck.errors import CudaCheckError
 from cudacheck.source import Text
 from cudacheck.source.reading import blank_comments
 
-WIDTH = 95  # of a finding's lines: what a page of the book shows
+WIDTH = 95  # characters per line of a finding, as many as fit on a page of the book
 
-# What to look at, where the finding (its kind and message) says less than the reader needs: the first that matches.
+# Advice for findings, by a pattern of their kind and message; the first match is used.
 ADVICE = {
     "^race between blocks with an atomic": "an atomic and a plain access race, too: use atomics for both",
     "^race between blocks beside atomics": (
-        "between blocks only this orders: write, __threadfence(), an atomic; there an atomic, then read"
+        "order the blocks: one does write, __threadfence(), atomic; the other does atomic, read"
     ),
     "^race of updates.*beside atomics": (
-        "use atomicAdd; behind a lock, __threadfence() follows taking it and precedes giving it back"
+        "use atomicAdd; with a lock, call __threadfence() after taking it and before releasing it"
     ),
-    "^race of updates between": "each reads it and writes it back: use atomicAdd, or give every block its own place",
-    "^race in one place": "all threads meet in this one place: let one of them do it, or use an atomic",
+    "^race of updates between": "both blocks read and write it: use atomicAdd, or give every block its own place",
+    "^race in one place": "all threads access this one place: let one thread write it, or use an atomic",
     "^race with a volatile": (
         "volatile orders nothing: write, __threadfence(), set the flag; see it, __threadfence(), read"
     ),
-    "^race of updates": "each reads it and writes it back, and one result is lost: atomicAdd does it in one step",
+    "^race of updates": "both threads read it and write it back, losing one result: atomicAdd does it in one step",
     "^race between blocks": "blocks run in any order: use an atomic, or give every block a place of its own",
     "^race with an atomic": "an atomic and a plain access race, too: use atomics for both, or __syncthreads() between",
     "^race beside atomics": (
-        "no __syncthreads() lies between the two; a lock or flag takes __threadfence() before its atomic"
+        "no __syncthreads() is between the two; a lock or flag needs __threadfence() before its atomic"
     ),
     "^race": "nothing orders the two: no __syncthreads() (in one warp: __syncwarp()) lies between them",
     "^missing wait.*still under way": "copy_async_wait<0>() waits for all; then __syncthreads(), before anyone reads",
     "^uninitialised": "which thread was to write it, and before which barrier?",
-    "named barrier": "whole warps come to one call, and every call of a number says the same count",
+    "named barrier": "whole warps must reach the same call, and all calls for one barrier the same count",
     "^divergent barrier": "every thread must reach the same __syncthreads(): guard the work, not the barrier",
-    "^deadlock": "a barrier or warp function waits for threads that do not come: check its mask and branch",
-    "^read-only.*const,": "results go to an array that is not const",
-    "^read-only": "the host gives __constant__ variables their values; results go to an array",
-    "its width is": "the warp is cut into segments of that many lanes",
-    "^warp function|shuffle": "the mask names the lanes that reach the call, all of them: is the call inside a branch?",
+    "^deadlock": "a barrier or warp function waits for threads that never reach it: check its mask and branch",
+    "^read-only.*const,": "write results to an array that is not const",
+    "^read-only": "only the host sets __constant__ variables: write results to an array",
+    "its width must be": "the width is the number of lanes in each segment of the warp",
+    "^warp function|shuffle": "the mask must name exactly the lanes that reach the call: is the call inside a branch?",
     "^missing wait": "call copy_async_wait, then __syncthreads(), before anyone reads what the copy brings",
     "^endless": "does its condition ever become false? (a launch that is only slow takes seconds=...)",
     "^misaligned": "a float4, a row of ldmatrix and a copy of 16 bytes start at a multiple of 16, a float2 of 8",
     r"\[42949\d{5}\]": "the index is unsigned and fell below 0: threadIdx.x - 1 is 4294967295 in thread 0",
-    "in no array": "the index is far off, or the pointer was never set",
+    "in no array": "the index is far out of range, or the pointer was never set",
     "null pointer": "the pointer was not set to an array",
-    "^shared memory": "an array takes rows x columns x bytes of an element: does a smaller tile do?",
-    "has returned": "a local variable ends with its function: let the caller declare it, and pass its address",
+    "^shared memory": "an array takes rows x columns x bytes per element: is a smaller tile enough?",
+    "has returned": "a local variable ends when its function returns: let the caller declare it and pass its address",
     "too large for 'int'": "an int holds numbers up to 2147483647: compute large indices as long long",
-    "^crash.*stack": "a thread has little room of its own: no recursion, no large local arrays",
+    "^crash.*stack": "a thread's stack is small: avoid recursion and large local arrays",
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One bug: what it is and where it is.
+    """One bug in a kernel: its kind, message and location.
 
     kind: "out of bounds", "race", "uninitialised", "misaligned", "divergent barrier", "deadlock", "warp function",
-    "missing wait", "endless", "undefined", "failure", "shared memory", "read-only", "crash" or "compilation"; block and
-    thread:
-    (x, y, z), None if no one thread is to blame; file and line: where, 0 if unknown; other_thread and other_line: the
-    second access of a race; text: the whole message.
+    "missing wait", "endless", "undefined", "failure", "shared memory", "read-only", "crash" or "compilation"; text: the
+    full message; file, line: the place of the bug, with line 0 if unknown; block, thread: (x, y, z), None if no single
+    thread caused the bug; other_thread, other_line: the second access of a race.
     """
 
     kind: str
@@ -76,7 +75,7 @@ class Finding:
 
 
 class KernelError(CudaCheckError):
-    """A kernel does not compile, or the checker found a bug in it; `finding` holds what is known of it."""
+    """Report a kernel that does not compile or has a bug; the attribute `finding` has the details."""
 
     def __init__(self, finding: Finding):
         super().__init__(finding.text)
@@ -84,7 +83,7 @@ class KernelError(CudaCheckError):
 
 
 def compile_error(text: Text, line: int, message: str, column: int = 0) -> KernelError:
-    """What stops a compiler; line and column: 0 if it is not in the text itself."""
+    """Return the error for a compiler's message at a line and column of a text; line 0 means outside the text."""
     file, number, code = text.find(line)
     if not line:
         return KernelError(Finding("compilation", text.name, f"{file}: {message}", file))
@@ -97,14 +96,14 @@ def compile_error(text: Text, line: int, message: str, column: int = 0) -> Kerne
 
 
 def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[int, int, int]) -> KernelError:
-    """Put the runtime's record of a finding into words.
+    """Convert the runtime's record of a bug to an error with a message.
 
-    raw: `Finding` of runtime.h; line_of: from a site to a line of `text`; arrays: the array arguments, with their
-    names; block: the launch's block shape.
+    raw: `Finding` of runtime.h; line_of: function from a site to a line of `text`; arrays: the array arguments as
+    (name, array); block: the launch's block shape.
     """
     kind = raw.kind.decode()
     message = re.sub(r"\bline (\d+)", lambda m: text.where(int(m[1])), raw.message.decode(errors="replace"))
-    message = re.sub(r"'(\w+)\[", r"'\1 [", message)  # 'float [64]', which Clang spells 'float[64]'
+    message = re.sub(r"'(\w+)\[", r"'\1 [", message)  # Clang writes 'float[64]', g++ 'float [64]'
     line, other_line = line_of(raw.site), line_of(raw.other_site)
     line = line or next(filter(None, map(line_of, raw.trail)), 0)
     if kind == "shared memory":
@@ -138,11 +137,11 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
     return KernelError(Finding(kind, kernel, words, file, number, block_index, thread, other, other_number))
 
 
-_OTHER = {"missing wait": "the copy: ", "uninitialised": "what came of it: "}  # what the second line is
+_OTHER = {"missing wait": "the copy: ", "uninitialised": "used in: "}  # labels of the second line, by kind
 
 
 def _declaration(message: str, text: Text) -> int:
-    """The line that declares the __shared__ array named in the message."""
+    """Return the line that declares the __shared__ array named in the message."""
     name = re.search(r"bytes with (\w+)", message)
     declaration = name and re.search(
         rf"(?<!\w)__shared__(?!\w)[^;]*?(?<!\w){name[1]}(?!\w)", blank_comments(text.source)
@@ -151,16 +150,16 @@ def _declaration(message: str, text: Text) -> int:
 
 
 def _calls(raw, text: Text, line_of) -> list[str]:
-    """Where the function that holds a barrier was called, by a thread that waits there and by the first to come."""
+    """Return lines that say where a waiting thread and the first thread called a function with a barrier."""
     half, calls = len(raw.trail) // 2, []
     for who, sites in (("called in ", raw.trail[1:half]), ("the other in ", raw.trail[half + 1 :])):
         lines = [text.quote(line) for line in map(line_of, sites) if line]
-        calls += [f"  {who}{lines[-1]}"] if lines else []  # by the kernel itself
+        calls += [f"  {who}{lines[-1]}"] if lines else []  # the outermost call, in the kernel itself
     return calls
 
 
 def _place(raw, kind: str, arrays: list, text: Text, line: int) -> str:
-    """Which element of which array: ': x[16]  (x: float32 of shape (16,), 16 elements)'."""
+    """Describe the element that was accessed, for example ': x[16]  (x: float32 of shape (16,), 16 elements)'."""
     nowhere = re.search(rb"null pointer|local|no array|no end", raw.message)
     if nowhere or (raw.array == -1 and kind != "out of bounds"):
         return ""
@@ -171,7 +170,7 @@ def _place(raw, kind: str, arrays: list, text: Text, line: int) -> str:
     element = f"[{index // raw.columns}][{index % raw.columns}]" if raw.columns else f"[{index}]"
     single = raw.space.startswith(b"__") or (raw.space and not re.search(rf"\b{name}\s*\[", text.source))
     if single and raw.bytes == raw.element and index == 0:
-        element = ""  # a single number
+        element = ""  # a scalar
     if not name:
         return ": a static variable of a function"
     if raw.array == -2:
@@ -182,21 +181,21 @@ def _place(raw, kind: str, arrays: list, text: Text, line: int) -> str:
     return f": {name}{element}" + (f"  ({name}: {size})" if kind == "out of bounds" else "")
 
 
-# x[..], x[..][..], x.y[..], with at most one bracket inside of another; each that begins somewhere in a line.
+# x[..], x[..][..] and x.y[..], with at most one level of nested brackets; the lookahead finds overlapping matches too.
 _INDEX = r"\s*\[(?:[^][]|\[[^][]*\])*\]"
 _ELEMENT = re.compile(rf"(?=\b([A-Za-z_]\w*(?:\s*\.\s*\w+|{_INDEX})*{_INDEX}))")
 
 
 def _written(code: str, column: int) -> str:
-    """The element as the text has it, ': s[i + 1]': g++ tells the column of its ], Clang that of its name."""
+    """Return the source of an accessed element, ': s[i + 1]'; g++ gives the column of its ], Clang of its name."""
     if "__shared__" in code:
-        return ""  # the compiler saw a longer line (see `prepare`)
+        return ""  # `prepare` made the line longer, so the column is wrong
     elements = [match[1] for match in _ELEMENT.finditer(code) if match.start() < column <= match.end(1)]
     return f": {min(elements, key=len)}" if elements else ""
 
 
 def _advice(raw, message: str, text: Text, arrays: list, lines: list[str]) -> str:
-    """What to look at; lines: those of the two accesses, one if both stand in the same."""
+    """Return the advice for a bug, or "". lines: the source lines of its accesses, one if both are on the same line."""
     if raw.kind == b"race":
         name, atomic = re.escape(raw.name.decode()), any("atomic" in line for line in lines)
         update, blocks = raw.update and len(lines) == 1, raw.other_thread == -2
@@ -212,7 +211,7 @@ def _advice(raw, message: str, text: Text, arrays: list, lines: list[str]) -> st
         index, size = map(int, judged.groups())
         if index < 0:
             return "the first element is [0]: is a guard for the first threads missing?"
-        message = f"the last element is [{size - 1}]: is a guard missing, or < meant where <= stands?"
+        message = f"the last element is [{size - 1}]: is a guard missing, or <= written instead of <?"
         return message if index == size else ""
     if raw.kind == b"out of bounds" and raw.array != -1 and raw.element and b"null" not in raw.message:
         name, index = raw.name.decode(), raw.offset // raw.element
@@ -221,7 +220,7 @@ def _advice(raw, message: str, text: Text, arrays: list, lines: list[str]) -> st
         if index < 0:
             return f"the first element is {name}[0]: is a guard for the first threads missing?"
         if raw.array >= 0 and index == arrays[raw.array][1].size:
-            return f"the last element is {name}[{index - 1}]: is a guard missing, or < meant where <= stands?"
+            return f"the last element is {name}[{index - 1}]: is a guard missing, or <= written instead of <?"
     return next((advice for pattern, advice in ADVICE.items() if re.search(pattern, message)), "")
 
 

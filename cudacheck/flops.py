@@ -1,9 +1,9 @@
-"""Floating-point operations by source line: what each basic block of a checked kernel computes, by its machine code.
+"""Count floating-point operations by source line, from the machine code of a checked kernel's basic blocks.
 
-A checked kernel is compiled as written, one operation of the text for one of the machine, and calls the runtime at the
-start of every basic block. So the operations between two such calls, times how often a run came to the first, are
-exactly those of the run. +, -, * and / count one, a fused multiply-add two; exp, sqrt and their kin are functions, and
-counted apart; comparisons, conversions, min and max count nothing.
+A checked kernel is compiled without optimisation, so each operation of the text is one machine operation. The kernel
+calls the runtime at the start of every basic block, so the checker knows how often each block ran. The operations of a
+block times its number of runs are exact. Each +, -, * and / counts as one operation, and a fused multiply-add counts as
+two. Functions such as exp and sqrt are counted separately. Comparisons, conversions, min and max are not counted.
 """
 
 import re
@@ -29,16 +29,16 @@ Work = tuple[int, int]  # operations, functions
 
 
 def block_work(library: Path, line_of: Callable[[int], int]) -> dict[int, dict[int, Work]]:
-    """What each basic block of a library's kernels computes: by site (the address after its call), then by line.
+    """Count the operations in each basic block of a library's kernels: {site: {line: work}}.
 
-    line_of: the line of the instruction before an address, 0 outside the kernel's text. Raises CudaCheckError without
-    a disassembler.
+    A block's site is the address after the block's call of the runtime. line_of: a function that returns the line of
+    the instruction before an address, 0 outside the kernel's text. Raises CudaCheckError if there is no disassembler.
     """
     code = _disassembled(library)
     ours = {name for name, rows in code.items() if any(line_of(address) for address, *_ in rows[1:])}
 
     def of_call(name: str, callers: tuple[str, ...]) -> Work:
-        """A function outside the text has no blocks to count: each of its operations counts once."""
+        """Return the work of a call; each operation outside the text counts once, as its blocks are not counted."""
         name = name.removesuffix("@plt")
         if _FUNCTION.fullmatch(name):
             return 0, 1
@@ -69,10 +69,10 @@ def block_work(library: Path, line_of: Callable[[int], int]) -> dict[int, dict[i
 
 
 def _disassembled(library: Path) -> dict[str, list[tuple[int, str, str]]]:
-    """The instructions of each function: address, mnemonic, the name that a call or jump goes to."""
+    """Return the instructions of each function: address, mnemonic, and the name that a call or jump refers to."""
     program = shutil.which("objdump") or shutil.which("llvm-objdump")
     if program is None:
-        raise CudaCheckError("counting operations takes objdump, found none: install binutils (or llvm)")
+        raise CudaCheckError("counting operations needs objdump, found none: install binutils (or llvm)")
     command = [program, "-d", "--no-show-raw-insn", str(library)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     code, rows = defaultdict(list), []

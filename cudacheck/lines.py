@@ -1,7 +1,7 @@
-"""From an address in a compiled kernel to a line of its text: reads the line table that the compiler leaves there.
+"""Map addresses in a compiled kernel to lines of its text, from the compiler's debug information.
 
-The table is a program for a small machine (DWARF 4, section 6.2): its instructions move an address and a line number
-forward and emit a row now and then. Reading it here spares readers a binutils or LLVM installation.
+The line table is stored as a program (DWARF 4, section 6.2), whose instructions advance an address and a line number
+and sometimes emit a row of the table. We decode it here, so that readers need not install binutils or LLVM.
 """
 
 import struct
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def line_table(library: str | Path, name: str) -> "LineTable":
-    """The rows of an ELF library that belong to the text called `name`."""
+    """Read the line table of the text called `name` from an ELF library."""
     data = Path(library).read_bytes()
     rows = []
     section = _section(data, b".debug_line")
@@ -22,11 +22,13 @@ def line_table(library: str | Path, name: str) -> "LineTable":
 
 
 class LineTable:
+    """Sorted rows (address, line); call the table with an address to get the line."""
+
     def __init__(self, rows: list[tuple[int, int]]):
         self.addresses, self.lines = [a for a, _ in rows], [n for _, n in rows]
 
     def __call__(self, address: int) -> int:
-        """The line of the instruction before this address (a return address); 0 if it is none of the text's."""
+        """Return the line of the instruction before a return address; 0 if the instruction is not in the text."""
         at = bisect_right(self.addresses, address - 1) - 1
         return self.lines[at] if at >= 0 else 0
 
@@ -57,7 +59,7 @@ class _Reader:
         return self.data[self.at - 1]
 
     def number(self, signed: bool = False) -> int:
-        """A variable-length number: seven bits a byte, the lowest first."""
+        """Read a variable-length number (LEB128): seven bits per byte, lowest first."""
         value = shift = 0
         while True:
             byte = self.byte()
@@ -71,13 +73,13 @@ class _Reader:
         return self.data[start : self.at - 1]
 
     def fixed(self, size: int) -> int:
-        """A number of so many bytes, the lowest first."""
+        """Read a little-endian number of `size` bytes."""
         self.at += size
         return int.from_bytes(self.data[self.at - size : self.at], "little")
 
 
 def _files_named(name: str, read: _Reader) -> set[int]:
-    """Read a unit's tables of directories and files; return the numbers, from 1, of the files of this name."""
+    """Read a unit's tables of directories and files; return the numbers, from 1, of the files called `name`."""
     while read.text():
         pass  # directories
     files = []
@@ -98,8 +100,8 @@ def _unit(data: bytes, name: str) -> list[tuple[int, int]]:
     read.at = 6 + header_length
     rows, address, line, file = [], 0, 1, 1
 
-    def row():  # 0: from here on it is another text's
-        if line or file not in ours:  # what the compiler gives no line of ours belongs to the one before
+    def row():  # line 0 marks code of another text
+        if line or file not in ours:  # code of ours without a line belongs to the row before
             rows.append((address, line if file in ours else 0))
 
     while read.at < len(data):
@@ -109,9 +111,9 @@ def _unit(data: bytes, name: str) -> list[tuple[int, int]]:
             line += base + (opcode - opcodes) % width
             row()
         elif opcode == 0:
-            end = read.number() + read.at  # the length is read first
+            end = read.number() + read.at  # number() advances read.at past the length
             extended = read.byte()
-            if extended == 1:  # the end of a sequence
+            if extended == 1:  # end of a sequence
                 rows.append((address, 0))
                 address, line, file = 0, 1, 1
             elif extended == 2:

@@ -1,8 +1,8 @@
-"""What a kernel asks of memory, counted by running one of its blocks on the CPU.
+"""Profile a kernel's memory accesses by running one of its blocks on the CPU. Chapter 23.
 
-The 32 lanes of a warp make one request together. Global memory answers in sectors of 32 bytes: the fewest that can hold
-what was asked for is ideal. Shared memory has 32 banks, each of which gives one 4-byte word at a time: a request takes
-as many turns as the busiest bank has different words to give. Chapter 23.
+The 32 lanes of a warp make one request together. Global memory serves a request in sectors of 32 bytes; the ideal is
+the smallest number of sectors that can hold the requested bytes. Shared memory has 32 banks, and each bank serves one
+4-byte word at a time. A request therefore takes as many turns (NVIDIA: wavefronts) as words in its busiest bank.
 """
 
 import functools
@@ -15,13 +15,13 @@ from cudacheck.errors import CudaCheckError
 from cudacheck.flops import block_work
 
 SECTOR, BANKS, WORD = 32, 32, 4  # bytes, banks, bytes
-CAPACITY = 8_000_000  # accesses and basic blocks of the traced block that are kept, 32 bytes each
-READ, WRITE, ATOMIC, ASYNC, ENTERED, FLOPS = 0, 1, 3, 5, 8, 9  # of a trace's records: thread.h, runtime.h
+CAPACITY = 8_000_000  # most records (accesses and basic blocks) of the traced block, 32 bytes each
+READ, WRITE, ATOMIC, ASYNC, ENTERED, FLOPS = 0, 1, 3, 5, 8, 9  # kinds of record, as in thread.h and runtime.h
 
 
 @dataclass(frozen=True)
 class Row:
-    """The requests of one line to one array; `cost` and `ideal`: sectors (global) or turns (shared) of one of them."""
+    """The requests that one line makes to one array. cost, ideal: sectors or shared-memory turns, mean per request."""
 
     line: int
     code: str
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Work:
-    """What one line moves and computes: bytes that its threads read and write; operations and functions (flops.py)."""
+    """The work of one line: bytes read, bytes written, and the operations and functions that flops.py counts."""
 
     line: int
     code: str
@@ -48,7 +48,7 @@ class Work:
 
 
 class Profile:
-    """One block's accesses, and their sums by line; a notebook shows it as a table."""
+    """The memory accesses of one block, and sums of these accesses by line; printing a profile gives a table."""
 
     def __init__(self, kernel: str, library, trace: np.ndarray, parameters: list[str], shared: list[str]):
         self.kernel, self.library, self.text, line_of = kernel, library, library.text, library.line_of
@@ -86,7 +86,7 @@ class Profile:
 
     @functools.cached_property
     def work(self) -> list[Work]:
-        """Bytes and operations of the block by line. Raises CudaCheckError without a disassembler."""
+        """Return the block's bytes and operations by line. Raises CudaCheckError if there is no disassembler."""
         sums = Counter()
         for what, mine in {
             "global_read": (self.trace["array"] >= 0) & np.isin(self.trace["kind"], (READ, ATOMIC)),
@@ -99,11 +99,11 @@ class Profile:
         entered = self.computed["kind"] == ENTERED
         for site, times in zip(*np.unique(self.computed["site"][entered], return_counts=True)):
             if not self.library.line_of(int(site)):
-                continue  # a function of a header of the runtime: it counts where it is called
+                continue  # code in a header of the runtime, which is counted where it is called
             for line, (flops, functions) in blocks[int(site)].items():
                 sums[line, "flops"] += int(times) * int(flops)
                 sums[line, "functions"] += int(times) * int(functions)
-        for record in self.computed[~entered]:  # matrix instructions say themselves what they compute
+        for record in self.computed[~entered]:  # matrix instructions record their own operations
             sums[self.library.line_of(int(record["site"])), "flops"] += int(record["bytes"])
         columns = ("global_read", "global_written", "shared", "flops", "functions")
         return [
@@ -112,7 +112,7 @@ class Profile:
         ]
 
     def intensity(self) -> float:
-        """Floating-point operations of the block for each byte that its threads read or write in global memory."""
+        """Return the block's arithmetic intensity: operations per byte of global memory read or written."""
         moved = sum(w.global_read + w.global_written for w in self.work)
         return sum(w.flops for w in self.work) / moved if moved else float("inf")
 
@@ -129,7 +129,7 @@ class Profile:
     __repr__ = __str__
 
     def plot(self, ax=None):
-        """Draw sectors or turns per request, one bar for each line and array, with the ideal as a mark."""
+        """Draw sectors or turns per request as one bar per line and array, mark each ideal, and return the axes."""
         import matplotlib.pyplot as plt
 
         ax = ax or plt.subplots(figsize=(7, 0.4 * len(self.rows) + 1))[1]
@@ -145,10 +145,11 @@ class Profile:
         return ax
 
     def plot_request(self, line: int, array: str, number: int = 0, ax=None, colorbar: bool = True):
-        """Draw which lane of a warp touches which byte in one request of a line, row by row: sectors, or all banks.
+        """Draw the bytes that each lane of a warp accesses in one request; a row is one sector, or all 32 banks.
 
-        number: which request of the line, in the order in which the block makes them; bytes that no lane asks for are
-        grey. colorbar: beside the axes; False where several share one.
+        number: index of the request among the line's requests, in execution order; colorbar: draw a colour bar next to
+        the axes. Bytes that no lane accesses are grey. Returns the axes. Raises CudaCheckError if no request has this
+        number.
         """
         import matplotlib.pyplot as plt
 
@@ -156,7 +157,10 @@ class Profile:
         mine = (self.line == line) & np.isin(self.trace["array"], ids)
         requests = list(dict.fromkeys(self.request[mine].tolist()))
         if number >= len(requests):
-            raise CudaCheckError(f"line {line} makes {len(requests)} requests to {array}, asked for number {number}")
+            raise CudaCheckError(
+                f"number must be below {len(requests)}, got {number}: "
+                f"line {line} makes {len(requests)} requests to {array}"
+            )
         access = self.trace[mine & (self.request == requests[number])]
         width = SECTOR if access["array"][0] >= 0 else BANKS * WORD
         used = np.unique(access["offset"] // width)
@@ -180,12 +184,15 @@ class Profile:
 
 
 def profile(kernel, grid, block, args, shared_mem: int, block_index: int) -> Profile:
-    """Launch a kernel with the checker and count what block number `block_index` asks of memory."""
+    """Launch a kernel with the checker, and profile the block with the number `block_index`.
+
+    Raises CudaCheckError if the block does not access memory or makes more than CAPACITY accesses.
+    """
     kernel = kernel.on_cpu()
     launch = kernel.bind(grid, block, args, shared_mem)
     trace, shared = launch.trace(block_index, CAPACITY)
     if not (trace["kind"] < ENTERED).any():
-        raise CudaCheckError(f"block {block_index} of {kernel.name} touches no memory; the grid is {grid}")
+        raise CudaCheckError(f"block {block_index} of {kernel.name} accesses no memory; the grid is {grid}")
     if len(trace) == CAPACITY:
         raise CudaCheckError(
             f"one block of {kernel.name} makes more than {CAPACITY} accesses: profile a smaller launch"
@@ -195,7 +202,7 @@ def profile(kernel, grid, block, args, shared_mem: int, block_index: int) -> Pro
 
 
 def _requests(trace: np.ndarray) -> np.ndarray:
-    """A number for each access: the same for the lanes of a warp that are at one instruction for the n-th time."""
+    """Return each access's request number: a warp's n-th execution of an instruction makes one request."""
     site = np.unique(trace["site"], return_inverse=True)[1].astype(np.int64)
     place = trace["thread"].astype(np.int64) * (site.max() + 1) + site
     order = np.argsort(place, kind="stable")
@@ -210,7 +217,7 @@ def _requests(trace: np.ndarray) -> np.ndarray:
 
 
 def _sectors(trace: np.ndarray, request: np.ndarray) -> np.ndarray:
-    """[2, accesses]: sectors that the access's request touches, and the fewest that could hold its bytes."""
+    """Return [2, accesses]: the sectors that each access's request touches, and the fewest sectors for its bytes."""
     sectors = _distinct(request, trace["offset"] // SECTOR)
     places = _distinct(request, trace["offset"])
     size = np.zeros(request.max() + 1, np.int64)
@@ -219,9 +226,9 @@ def _sectors(trace: np.ndarray, request: np.ndarray) -> np.ndarray:
 
 
 def _turns(trace: np.ndarray, request: np.ndarray) -> np.ndarray:
-    """[2, accesses]: turns that shared memory needs for the access's request, and the fewest possible.
+    """Return [2, accesses]: the turns (wavefronts) of each access's request to shared memory, and the fewest possible.
 
-    A request of more than 4 bytes a lane is served in parts: 16 lanes for 8 bytes, 8 lanes for 16.
+    A request of more than 4 bytes per lane is served in parts: 16 lanes at a time for 8 bytes, 8 lanes for 16.
     """
     words = np.maximum(1, trace["bytes"] // WORD).astype(np.int64)
     part = trace["thread"] % 32 * words // 32
@@ -237,6 +244,6 @@ def _turns(trace: np.ndarray, request: np.ndarray) -> np.ndarray:
 
 
 def _distinct(group: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """How many different values each group has."""
+    """Return the number of distinct values in each group."""
     pairs = np.unique(np.stack([group, value], axis=1), axis=0)
     return np.bincount(pairs[:, 0], minlength=group.max() + 1)

@@ -1,12 +1,12 @@
-// runtime.cpp: runs a CUDA kernel on the CPU. It is linked into the library that a kernel's text becomes.
+// runtime.cpp: runs a CUDA kernel on the CPU. It is linked into the shared library of every compiled kernel.
 //
-// From the top: a grid is a list of blocks, dealt out to a few operating system threads (workers). A worker runs one
-// block at a time, and each CUDA thread of that block as a fiber: a function on a stack of its own. A fiber runs
-// until it comes to a barrier or a warp function; there it hands the processor to the next fiber that can run, by
-// swapping the stack pointer. So a block needs no locks, and the order of its threads is the same in every run.
+// A grid is a list of blocks, which are distributed over a few operating system threads (workers). A worker runs one
+// block at a time, and each CUDA thread of that block as a fiber: a function with its own stack. A fiber runs until it
+// reaches a barrier or a warp function. There it yields to the next runnable fiber by swapping the stack pointer. So a
+// block needs no locks, and the order of its threads is the same in every run.
 //
-// Compiled with -DCHECKED it contains checker.cpp, which sees every load and store of the kernel.
-// Only the C library is used: no C++ library, so that any compiler links it quickly.
+// With -DCHECKED it includes checker.cpp, which sees every load and store of the kernel. It uses the C library but not
+// the C++ library, so that any compiler links it quickly.
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -22,7 +22,7 @@
 
 using namespace runtime;
 
-#define INLINE inline __attribute__((always_inline))  // where a checked kernel spends its time
+#define INLINE inline __attribute__((always_inline))  // for functions in which a checked kernel spends its time
 
 static void report(Block*, Fiber*, const char* kind, const char* format, ...) __attribute__((format(printf, 4, 5)));
 static void report_at(int line, Fiber*, const char* kind, const char* format, ...) __attribute__((format(printf, 4, 5)));
@@ -47,7 +47,7 @@ static void offer_signal_stack();
 
 static void* work(void* launch);
 
-// Returns whether the kernel has printed something or a bug was found.
+// Returns whether the kernel has printed anything or a bug was found.
 RUNTIME_API int launch(void (*call)(void (*)(), void**), void (*kernel)(), void** arguments, void* config) {
   Config* c = (Config*)config;
   c->output_length = c->output_cut = 0;
@@ -62,7 +62,7 @@ RUNTIME_API int launch(void (*call)(void (*)(), void**), void (*kernel)(), void*
   launch.blocks = (uint64_t)c->grid[0] * c->grid[1] * c->grid[2];
   int workers = c->workers < MAX_WORKERS ? c->workers : MAX_WORKERS;
   if ((uint64_t)workers > launch.blocks) workers = (int)launch.blocks;
-  if (launch.blocks * launch.threads < 2048) workers = 1;  // a worker takes longer to start than this takes to run
+  if (launch.blocks * launch.threads < 2048) workers = 1;  // starting a worker takes longer than this launch
   launch.thread = pthread_self();
   check_begin(&launch);
   guard();
@@ -79,7 +79,7 @@ RUNTIME_API int launch(void (*call)(void (*)(), void**), void (*kernel)(), void*
 static Block* take_block();
 static void give_back_block(Block*);
 static void run_block(Block*, uint64_t linear_index);
-static Block* checked_block;  // checked launches have one worker: this is its block
+static Block* checked_block;  // the block of the only worker that a checked launch has
 
 static void* work(void* argument) {
   Launch* launch = (Launch*)argument;
@@ -119,7 +119,7 @@ static Block* take_block() {
   unlock(&free_blocks_lock);
   if (block) return block;
   block = (Block*)calloc(1, sizeof(Block));
-  // Pages appear when they are touched. What lies on either side may not be: a stack that overflows stops there.
+  // Pages are allocated on first access. The guard bytes on either side are inaccessible, so an overflow faults there.
   size_t bytes = MAX_THREADS * STACK_BYTES + 2 * GUARD_BYTES;
   char* memory = (char*)mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) __builtin_trap();
@@ -138,7 +138,7 @@ static void give_back_block(Block* block) {
   for (int i = 0; i < block->shared_arrays; i++) free(block->shared[i].shadow);
   block->shared_arrays = 0;
   block->busy = block->meeting = false;
-  if (block->failed) {  // fibers that were left halfway start over
+  if (block->failed) {  // its fibers did not finish: discard their stacks
     block->stacks_used = block->free_stacks = 0;
     for (AsyncCopies& copies : block->copies) forget(copies);
   }
@@ -181,7 +181,7 @@ static void run_block(Block* block, uint64_t linear_index) {
     block->warp[w].alive = block->warp[w].runnable = all_lanes(block, (int)w);
     block->warp[w].first = (int)(w * 32);
   }
-  switch_to(block, &block->worker_stack_pointer, 0);  // back when the last thread has returned, or after a finding
+  switch_to(block, &block->worker_stack_pointer, 0);  // returns after the last thread, or after a finding
 }
 
 // ---- switching stacks: save the registers that a call must preserve, swap the stack pointer, restore ------
@@ -197,7 +197,7 @@ asm(".text\n.globl " SYMBOL "\n" SYMBOL ":\n"
     " pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
     " movq %rsp,(%rdi)\n movq %rsi,%rsp\n"
     " popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret\n");
-enum { FRAME_WORDS = 8, FRAME_ENTRY = 6 };  // a new stack's frame, and where in it the first instruction's address is
+enum { FRAME_WORDS = 8, FRAME_ENTRY = 6 };  // size of a new stack's frame, and index of the entry point in it
 #elif defined(__aarch64__)
 asm(".text\n.globl " SYMBOL "\n.p2align 2\n" SYMBOL ":\n"
     " sub sp,sp,#160\n stp x19,x20,[sp]\n stp x21,x22,[sp,#16]\n stp x23,x24,[sp,#32]\n stp x25,x26,[sp,#48]\n"
@@ -211,7 +211,7 @@ enum { FRAME_WORDS = 20, FRAME_ENTRY = 11 };
 #error "no stack switch for this processor"
 #endif
 
-// ---- fibers: a thread gets a stack when it first runs and gives it back when it returns -------------------
+// ---- fibers: a thread gets a stack when it first runs, and returns it at its end --------------------------
 
 static void run_threads();
 
@@ -250,8 +250,8 @@ static void become_thread(Fiber* fiber, Block* block, int thread) {
 
 static int next_warp(Block*, const Warp*);
 
-// The next thread that can run: this warp's other lanes in order, then the next warps. -1: none. With `leave_warp`
-// the lanes below wait for their turn, so that every thread gets one.
+// Returns the next runnable thread: this warp's other lanes in order, then the next warps; -1: none. With `leave_warp`
+// the warp's lower lanes come after the other warps, so that every thread gets its turn.
 static INLINE int next_runnable(Fiber* fiber, bool leave_warp = false) {
   const Warp* warp = fiber->warp;
   unsigned lane = 1u << fiber->lane, others = warp->runnable & ~lane, above = others & -lane;
@@ -276,7 +276,7 @@ static INLINE void switch_to(Block* block, void** save, int thread) {
 
 static bool stopped(Block* block) { return __atomic_load_n(&block->launch->stop, __ATOMIC_RELAXED); }
 
-[[noreturn]] static void leave(Block* block) {  // give up every fiber of the block and go back to the worker
+[[noreturn]] static void leave(Block* block) {  // abandon all fibers of the block and return to the worker
   void* forgotten;
   block->failed = true;
   switch_stack(&forgotten, block->worker_stack_pointer);
@@ -304,7 +304,7 @@ static void end_block(Block*);
 static bool all_wait(Block*, Warp*, unsigned lanes);
 static void meet(Fiber*, unsigned lanes);
 
-// The first function on every stack: runs one thread after another, as long as there are threads not yet started.
+// The first function on every stack: runs one thread after another until all threads have started.
 static void run_threads() {
   Fiber* fiber = self();
   fiber->top = (uintptr_t)__builtin_frame_address(0);
@@ -322,9 +322,9 @@ static void run_threads() {
     forget(block->copies[fiber->thread]);
     block->left_thread = fiber->thread;
     block->alive--;
-    if (block->arrived && block->arrived == block->alive) {  // a thread that has returned holds back no barrier
+    if (block->arrived && block->arrived == block->alive) {  // a barrier does not wait for exited threads,
       release_barrier(block);
-    } else {  // ... nor a warp function
+    } else {  // nor does a warp function
       for (unsigned rest = warp->alive & ~warp->runnable; rest; rest &= rest - 1) {
         int waiting_thread = warp->first + __builtin_ctz(rest);
         Fiber* waiting = block->fiber[waiting_thread];
@@ -346,7 +346,7 @@ static void run_threads() {
     }
     if (next >= 0 && !block->started[next]) {
       check_turn();
-      become_thread(fiber, block, next);  // a fresh thread takes over this stack: no switch
+      become_thread(fiber, block, next);  // a new thread reuses this stack without a switch
       continue;
     }
     block->free_stack[block->free_stacks++] = fiber;
@@ -357,15 +357,15 @@ static void run_threads() {
 
 // ---- barriers ---------------------------------------------------------------------------------------------
 
-// By which calls a thread came to where it is, as one number: a function with a barrier in it may be called from two
-// branches. Checked kernels are compiled so that the frames of their functions are a linked list.
+// A stack frame. A hash of the return addresses identifies the calls that led a thread to a barrier, because a function
+// with a barrier may be called from two branches. Checked kernels are compiled so that their frames are a linked list.
 struct Frame {
   Frame* caller;
   uintptr_t return_address;
 };
 
 #ifdef CHECKED
-// Above the kernel's own frame stand two of device.h's, the same for all threads: the path does not count them.
+// Above the kernel's own frame are two of device.h, the same for all threads, which the path leaves out.
 static uintptr_t find_kernel_return(Fiber* fiber, const Frame* frame) {
   uintptr_t last[3] = {1, 1, 1};
   for (const Frame* next; frame < (Frame*)fiber->top; frame = next) {
@@ -379,7 +379,7 @@ static uintptr_t find_kernel_return(Fiber* fiber, const Frame* frame) {
 }
 #endif
 
-// `frame`: of a function of the runtime that one of device.h's has called.
+// frame: that of a runtime function that a function of device.h has called.
 static INLINE uint64_t path_of(Fiber* fiber, void* frame) {
   uint64_t path = 1;
 #ifdef CHECKED
@@ -390,7 +390,7 @@ static INLINE uint64_t path_of(Fiber* fiber, void* frame) {
   for (const Frame* f = next; f < top && f->return_address != kernel_returns_to; f = next) {
     path = path * 0x9e3779b97f4a7c15u + f->return_address;
     next = f->caller;
-    if (next <= f) break;  // the kernel wrote over it
+    if (next <= f) break;  // the kernel has overwritten it
   }
 #endif
   return path;
@@ -432,7 +432,7 @@ static void release_barrier(Block* block) {
   Block* block = fiber->block;
   int other = block->barrier_line;
   report(block, fiber, "divergent barrier", other == line ?
-         "threads of one block come to the __syncthreads() of line %d from different places, or by two calls of it" :
+         "threads of one block reach the __syncthreads() of line %d from different places, or by two calls of it" :
          "threads of one block wait at different __syncthreads(): line %d and line %d", other, line);
   block->launch->config->finding.site = site_of_line(line);
   if (other != line) block->launch->config->finding.other_site = site_of_line(other);
@@ -455,24 +455,25 @@ RUNTIME_API int barrier_reduce(int predicate, int operation, int line) {
   block->voters++;
   wait_at_barrier(fiber, path, line);
   int votes = block->votes, voters = block->voters;
-  wait_at_barrier(fiber, path + 1, line);  // nobody starts the next count before everybody has read this one
+  wait_at_barrier(fiber, path + 1, line);  // all read this count before the next one starts
   return operation == 0 ? votes : operation == 1 ? votes == voters : votes != 0;
 }
 
-// That no warp sent only some of its lanes to a named barrier.
+// Reports a warp of which only some lanes have reached a named barrier.
 static void expect_whole_warps(Block* block, int number) {
   const NamedBarrier& b = block->named[number];
   for (int w = 0; w < (int)block->warps_used && b.arrived; w++) {
     unsigned missing = b.came[w] ? all_lanes(block, w) & ~b.came[w] : 0;
     if (!missing) continue;
-    report(block, nullptr, "divergent barrier", "named barrier %d: lane %d of warp %d came to it, and lane %d did not",
+    report(block, nullptr, "divergent barrier", "named barrier %d: lane %d of warp %d reached it, and lane %d did not",
            number, __builtin_ctz(b.came[w]), w, __builtin_ctz(missing));
     block->launch->config->finding.site = site_of_line(b.line);
     leave(block);
   }
 }
 
-// Has its whole warp come, and the barrier still waits? A lane that is ahead of its warp lets that catch up first.
+// Returns whether a lane reaches the barrier again although its whole warp has arrived and the barrier still waits. A
+// lane that is ahead of its warp first lets the others catch up.
 static bool comes_again(Fiber* fiber, const NamedBarrier* b) {
   const unsigned *came = &b->came[fiber->thread / 32], lane = 1u << fiber->lane;
   while (*came & lane && fiber->warp->alive & ~*came) {
@@ -482,7 +483,7 @@ static bool comes_again(Fiber* fiber, const NamedBarrier* b) {
   return *came & lane;
 }
 
-// Barrier `number`, for `threads` threads of whole warps; one that does not wait only counts (bar.arrive).
+// Arrives at barrier `number`, for `threads` threads in whole warps; without `waits`, only counts (bar.arrive).
 RUNTIME_API void named_barrier(int number, int threads, bool waits, int line) {
   Fiber* fiber = self();
   Block* block = fiber->block;
@@ -491,15 +492,15 @@ RUNTIME_API void named_barrier(int number, int threads, bool waits, int line) {
   int w = warp->first / 32;
   uint64_t path = path_of(fiber, __builtin_frame_address(0));
   const char* wrong = nullptr;
-  if (number < 1 || number >= NAMED_BARRIERS) wrong = "named barrier: its number is 1 to 15 (0 is __syncthreads()), got %d";
+  if (number < 1 || number >= NAMED_BARRIERS) wrong = "named barrier: its number must be 1 to 15 (0 is __syncthreads()), got %d";
   else if (threads < 32 || threads > MAX_THREADS || threads % 32)
-    wrong = "named barrier %d: whole warps meet, so the count is 32, 64, ..., 1024, got %d";
+    wrong = "named barrier %d: whole warps meet, so the count must be 32, 64, ..., 1024, got %d";
   else if (b->arrived && b->threads != threads)
-    wrong = "named barrier %d: this call says %d threads, and one that waits says %d";
+    wrong = "named barrier %d: this call is for %d threads, and one that waits is for %d";
   else if (comes_again(fiber, b))
-    wrong = "named barrier %d: a warp comes a second time before the others of its %d threads have come once";
+    wrong = "named barrier %d: a warp arrives a second time before the others of its %d threads have arrived once";
   else if (b->path[w] && b->path[w] != path)
-    wrong = "named barrier %d: the lanes of a warp come to two different calls";
+    wrong = "named barrier %d: the lanes of a warp arrive by two different calls";
   if (wrong) {
     char message[160];
     snprintf(message, sizeof message, wrong, number, threads, b->threads);
@@ -564,14 +565,14 @@ static bool all_wait(Block* block, Warp* warp, unsigned lanes) {
   return true;
 }
 
-// That of the lanes which this call waited for in vain none had come to it with a mask of others.
+// Reports an exited lane of this call's mask that had made the same call with a different mask.
 static void expect_one_mask(Fiber* fiber, unsigned gone, unsigned lanes) {
   const Warp* warp = fiber->warp;
   for (; gone; gone &= gone - 1) {
     int lane = __builtin_ctz(gone);
     if (warp->last_line[lane] != fiber->waits_at_line || warp->last_mask[lane] & lanes) continue;
-    report_at(fiber->waits_at_line, fiber, "warp function", "lanes of one warp come to one %s with different masks: "
-              "lane %d says 0x%08x, and lane %d said 0x%08x", fiber->waits_at, fiber->lane, fiber->waits_mask, lane,
+    report_at(fiber->waits_at_line, fiber, "warp function", "lanes of one warp call one %s with different masks: "
+              "lane %d with 0x%08x, and lane %d with 0x%08x", fiber->waits_at, fiber->lane, fiber->waits_mask, lane,
               warp->last_mask[lane]);
     leave(fiber->block);
   }
@@ -597,7 +598,7 @@ static void meet(Fiber* fiber, unsigned lanes) {
   block->meeting = true;
   fiber->waits_function(argument, lanes);
   block->meeting = false;
-  if (strcmp(fiber->waits_at, "__syncwarp") == 0) check_syncwarp(block, warp, lanes);  // the one that orders memory
+  if (strcmp(fiber->waits_at, "__syncwarp") == 0) check_syncwarp(block, warp, lanes);  // the only one that orders memory
   for (unsigned rest = lanes; rest; rest &= rest - 1) {
     Fiber* other = block->fiber[warp->first + __builtin_ctz(rest)];
     other->waits_function = nullptr;
@@ -607,7 +608,7 @@ static void meet(Fiber* fiber, unsigned lanes) {
 }
 
 struct Shuffle {
-  int source;  // -1: it takes no part
+  int source;  // the lane to read from; -1: it does not take part
   unsigned long long in, out;
 };
 
@@ -619,12 +620,12 @@ static void shuffle_lanes(void** argument, unsigned lanes) {
   }
 }
 
-// The bits of another lane of the same segment of `width` lanes; beyond its ends a lane gets its own.
+// Returns the bits of another lane in the same segment of `width` lanes; beyond the segment, the lane's own bits.
 RUNTIME_API unsigned long long shuffle(unsigned mask, unsigned long long bits, int how, int by, int width,
                                        const char* name, int line) {
   Fiber* fiber = self();
   if (width < 1 || width > 32 || width & (width - 1)) {
-    report_at(line, fiber, "warp function", "%s: its width is 1, 2, 4, 8, 16 or 32, got %d", name, width);
+    report_at(line, fiber, "warp function", "%s: its width must be 1, 2, 4, 8, 16 or 32, got %d", name, width);
     leave(fiber->block);
   }
   int lane = fiber->lane, first = lane & -width, source = lane;
@@ -636,12 +637,12 @@ RUNTIME_API unsigned long long shuffle(unsigned mask, unsigned long long bits, i
   warp_function(mask, shuffle_lanes, &mine, name, line);
   if (mine.source >= 0) return mine.out;
   report_at(line, fiber, "failure", "a shuffle reads from a lane that takes no part in it: %s of lane %d reads lane %d, %s 0x%08x",
-            name, lane, source, mask >> source & 1 ? "which has left the kernel, or never was, though it is in the mask"
+            name, lane, source, mask >> source & 1 ? "which has returned or does not exist, though it is in the mask"
             : "which is not in the mask", mask);
   leave(fiber->block);
 }
 
-// For the matrix products of matrix.cuh: a checked kernel's own code is not optimised.
+// For matrix.cuh: matrix products are computed here because a checked kernel's own code is not optimised.
 RUNTIME_API double dot(double sum, const double* a, const double* b, int length) {
   for (int k = 0; k < length; k++) sum += a[k] * b[k];
   return sum;
@@ -649,8 +650,8 @@ RUNTIME_API double dot(double sum, const double* a, const double* b, int length)
 
 // ---- shared memory ----------------------------------------------------------------------------------------
 
-// Called where a shared array is declared. The first thread of a block to come there fills it with 0xff bytes, which
-// are no number as a float: what a GPU leaves there is as little to be relied upon.
+// Called where a shared array is declared. The first thread of a block that gets there fills it with 0xff bytes, which
+// are NaN as a float, since a kernel cannot rely on what a GPU leaves there either.
 RUNTIME_API void shared_array(void* start, size_t bytes, size_t element, int columns, const char* name) {
   Block* block = self()->block;
   Array* array = nullptr;
@@ -677,7 +678,7 @@ RUNTIME_API void shared_array(void* start, size_t bytes, size_t element, int col
     }
     if (total + c->shared_bytes > c->shared_limit) {
       report(block, self(), "shared memory", "the __shared__ arrays take %zu bytes with %s, and shared_mem %u more: a "
-             "block has %u on this card", total, name, c->shared_bytes, c->shared_limit);
+             "block has %u on this GPU", total, name, c->shared_bytes, c->shared_limit);
       leave(block);
     }
   }
@@ -692,14 +693,14 @@ RUNTIME_API void* dynamic_shared(size_t element, const char* name) {
   return start;
 }
 
-// ---- asynchronous copies: nothing arrives before its wait -------------------------------------------------
+// ---- asynchronous copies: their data arrives at the wait, never earlier -----------------------------------
 
 RUNTIME_API void check_access(const void* address, int bytes, int kind, int line);
 RUNTIME_API void check_range(const void* start, size_t bytes, int kind, int line);
 RUNTIME_API void check_visit(const void* address, int bytes, int kind, int line);
 RUNTIME_API void check_space(const void* address, bool shared, int line);
 
-// The first `given` of the bytes come from global memory, the others are zeros.
+// The first `given` bytes come from global memory, the remaining ones are zeros.
 RUNTIME_API void async_copy(void* shared, const void* global, int bytes, int given, int line) {
   check_space(shared, true, line);
   if (given) check_space(global, false, line);
@@ -786,7 +787,7 @@ RUNTIME_API int print(const char* format, ...) {
 
 static const char* text_fault(Block*, const char* text, int most);
 
-// Looks at what printf is given before the C library does.
+// Checks printf's arguments before they are passed to the C library; reports a fault and returns false if there is one.
 static bool sound_print(Block* block, const char* format, va_list values, int room, void* caller) {
   char wrong[120] = "";
   const char* fault = format ? text_fault(block, format, -1) : "is a null pointer";
@@ -803,10 +804,10 @@ static bool sound_print(Block* block, const char* format, va_list values, int ro
     bool wide = *f && strchr("lqjzt", *f), longest = *f == 'L';
     f += strspn(f, "hlLqjzt");
     if (size[0] > room || -size[0] > room || size[1] > room) {
-      snprintf(wrong, sizeof wrong, "a width or precision of %ld, and a launch keeps %d bytes of text", size[size[0] <= room], room);
+      snprintf(wrong, sizeof wrong, "a width or precision must be at most %d, got %ld", room, size[size[0] <= room]);
     } else if (*f == 's') {
       const char* text = va_arg(values, const char*);
-      fault = text ? text_fault(block, text, (int)size[1]) : nullptr;  // of null it prints (null)
+      fault = text ? text_fault(block, text, (int)size[1]) : nullptr;  // a null pointer prints as (null)
       if (fault) snprintf(wrong, sizeof wrong, "the text of %%s %s", fault);
     } else if (*f == 'n') {
       snprintf(wrong, sizeof wrong, "a GPU has no %%n");
@@ -818,7 +819,7 @@ static bool sound_print(Block* block, const char* format, va_list values, int ro
     } else if (*f && strchr("diuoxXc", *f)) {
       va_arg(values, int);
     } else if (*f != '%') {
-      break;  // the C library will know
+      break;  // leave unknown conversions to the C library
     }
   }
   if (!*wrong) return true;
@@ -841,7 +842,7 @@ RUNTIME_API void fail(const char* message, int line) {
   leave(fiber->block);
 }
 
-// What the C library offers to end the process ends the kernel: these names stand before its own.
+// Functions of the C library that end the process are replaced by these, which end only the kernel.
 #if !defined(__APPLE__)
 [[noreturn]] static void ends_process(const char* name, void* caller) {
   Fiber* fiber = self();
@@ -856,9 +857,9 @@ ENDS_PROCESS(exit, exit(int)) ENDS_PROCESS(_exit, _exit(int)) ENDS_PROCESS(_Exit
 ENDS_PROCESS(quick_exit, quick_exit(int)) ENDS_PROCESS(abort, abort())
 #endif
 
-// Write down the first finding of the launch and stop all workers.
+// Records the first finding of the launch and stops all workers.
 static Finding* report_values(Block* block, Fiber* fiber, const char* kind, const char* format, va_list values) {
-  static Finding spare;  // of a second worker that finds something at the same time
+  static Finding spare;  // for a second worker that finds a bug at the same time
   block->failed = true;
   bool first = !__atomic_exchange_n(&block->launch->stop, 1, __ATOMIC_SEQ_CST);
   Finding* finding = first ? &block->launch->config->finding : &spare;
@@ -907,15 +908,16 @@ static void deadlock(Block* block) {
                        length ? ", " : "", fiber->threadIdx.x, fiber->threadIdx.y, fiber->threadIdx.z,
                        fiber->waits_at, line);
   }
-  report(block, first, "deadlock", "no thread of the block can go on: %s", list);
+  report(block, first, "deadlock", "no thread of the block can continue: %s", list);
   if (first) block->launch->config->finding.site = site_of_line(first->waits_at_line);
 }
 
 // ---- faults and Ctrl-C -------------------------------------------------------------------------------------
 
-// A fault (a wild pointer, a stack that overflows, a division) ends the launch and not the process; so does Ctrl-C. The
-// handlers stand while a launch runs, whichever thread of the process it is in; those of an unchecked text's faults stay,
-// for each change is a system call, and a launch takes a microsecond. With no launch they do what was done before.
+// A fault (a wild pointer, a stack overflow, a division by zero) ends the launch but not the process; so does Ctrl-C.
+// The signal handlers are installed while a launch runs in any thread of the process. An unchecked text's fault
+// handlers stay installed, because each change is a system call and a launch takes only a microsecond. Outside of
+// launches they call the former handlers.
 static const int SIGNALS[] = {SIGINT, SIGSEGV, SIGFPE, SIGBUS, SIGILL, SIGABRT};
 #if defined(CHECKED) || defined(__APPLE__)
 enum { GUARDED = 6 };
@@ -931,7 +933,7 @@ static struct sigaction former_action[GUARDED];
 static bool standing[GUARDED];
 static int guards, guards_lock;
 
-// The block that this thread of the process runs, if the interrupted stack is one of its fibers'.
+// Returns the block that this thread of the process runs, if the interrupted stack belongs to one of its fibers.
 static Block* interrupted_block(uintptr_t stack_pointer, bool anywhere) {
   for (Block* b = all_blocks; b; b = b->next)
     if (b->launch && pthread_equal(b->worker, pthread_self()))
@@ -982,7 +984,7 @@ static void on_signal(int signal, siginfo_t* info, void* context) {
   registers_of(context, &stack_pointer, &instruction);
   Block* block = interrupted_block(0, true);
   if (!block) return call_former(signal, info, context);
-  if (block->busy) unlock(&block->launch->output_lock);  // the fault is in what printf was given
+  if (block->busy) unlock(&block->launch->output_lock);  // the fault is in printf's arguments
   on_fault(block, signal, stack_pointer, instruction, (uintptr_t)info->si_addr);
   leave(block);
 }
@@ -993,7 +995,7 @@ static void guard() {
     if (standing[i]) continue;
     struct sigaction action = {};
     action.sa_sigaction = SIGNALS[i] == SIGINT ? on_interrupt : on_signal;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER | (SIGNALS[i] == SIGINT ? 0 : SA_ONSTACK);  // it may never return
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | (SIGNALS[i] == SIGINT ? 0 : SA_ONSTACK);  // a handler may never return
     sigaction(SIGNALS[i], &action, &former_action[i]);
     standing[i] = true;
   }
@@ -1012,7 +1014,7 @@ static void unguard() {
   unlock(&guards_lock);
 }
 
-// For the handler of a fault: the fiber's own stack may be at fault.
+// Gives fault handlers a separate stack, because the fiber's own stack may be the cause of the fault.
 static void offer_signal_stack() {
   static thread_local char memory[32 * 1024];
   static thread_local bool offered;
@@ -1029,7 +1031,7 @@ static Fiber* fiber_at(Block* block, uintptr_t stack_pointer) {
   Fiber* fiber = record_of(stack_pointer & ~(STACK_BYTES - 1));
   for (unsigned t = 0; t < block->launch->threads; t++)
     if (block->started[t] && block->fiber[t] == fiber && block->warp[t / 32].alive >> t % 32 & 1) {
-      // Its record may be what the kernel wrote over: of these numbers the block keeps its own.
+      // The kernel may have overwritten the fiber's record, so restore it from the block's data.
       const unsigned* size = block->launch->config->block;
       fiber->threadIdx = {t % size[0], t / size[0] % size[1], t / (size[0] * size[1])};
       fiber->blockIdx = block->index;
@@ -1063,7 +1065,7 @@ RUNTIME_API void device_variable(Variable*) {}
 static const char* text_fault(Block*, const char*, int) { return nullptr; }
 static void on_fault(Block* block, int signal, uintptr_t stack_pointer, uintptr_t, uintptr_t) {
   report(block, fiber_at(block, stack_pointer), "crash", "%s", signal == SIGFPE ?
-         "an integer division that has no result (the checker says where: leave out --fast, or checked=False)" :
-         "an access to memory that is nobody's (the checker says where: leave out --fast, or checked=False)");
+         "an integer division that has no result (to find where, run with the checker: without --fast or checked=False)" :
+         "an access to memory that belongs to no array (to find where, run with the checker: without --fast or checked=False)");
 }
 #endif

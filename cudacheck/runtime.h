@@ -1,4 +1,4 @@
-// runtime.h: the records that the runtime keeps, and the ones that Python fills in and reads (cpu.py mirrors those).
+// runtime.h: the runtime's structs, among them those that Python fills in and reads (cpu.py mirrors them).
 #pragma once
 #include <stdint.h>
 
@@ -11,10 +11,10 @@ enum { MAX_STATIC_SHARED = 48 * 1024 };  // bytes of __shared__ declarations tha
 enum { GUARD_BYTES = 1 << 20 };  // on either side of a block's stacks
 enum { NAMED_BARRIERS = 16, TRAIL = 8 };
 
-enum { ENTERED = 8, FLOPS = 9 };  // other lines of a trace: a basic block begins; an instruction computed, `bytes` times
+enum { ENTERED = 8, FLOPS = 9 };  // other kinds of trace record: a basic block begins; `bytes` operations were computed
 
-// Where in the kernel's text: a line, marked by the top bit, or an address relative to the library's start, which
-// Python turns into a line.
+// A place in the kernel's text: a line number, marked by the top bit, or an address relative to the library's start,
+// which Python maps to a line.
 typedef unsigned Site;
 static inline Site site_of_line(int line) { return 0x80000000u | (unsigned)line; }
 
@@ -22,12 +22,12 @@ static inline Site site_of_line(int line) { return 0x80000000u | (unsigned)line;
 struct Array {
   uintptr_t start, end;
   const char* name;
-  int element, columns;  // bytes of an element; of a two-dimensional shared array the row length, else 0
-  int grain;             // one cell of the shadow stands for 2^grain bytes: at most an element, and 4
-  unsigned serial;       // shared arrays: the block that they were last cleared for
-  bool read_only;        // a const argument that no other overlaps, or __constant__
-  const char* space;     // "shared", "__device__", "__constant__"; an argument has none
-  struct Cell* shadow;   // who accessed it last (checker.cpp)
+  int element, columns;  // bytes of an element; row length of a two-dimensional shared array, else 0
+  int grain;             // one cell of the shadow covers 2^grain bytes, at most 4 and at most one element
+  unsigned serial;       // shared arrays: the block for which they were last cleared
+  bool read_only;        // a const argument that no writable one overlaps, or __constant__
+  const char* space;     // "shared", "__device__" or "__constant__"; null for an argument
+  struct Cell* shadow;   // the last accesses (checker.cpp)
 };
 
 static inline int grain_of(int64_t element) { return element == 1 ? 0 : element == 2 ? 1 : 2; }
@@ -39,25 +39,25 @@ struct Finding {
   unsigned block[3], thread[3];
   int has_thread;
   Site site, other_site;
-  int other_thread;  // -1: none, -2: of another block, -3: one of several
-  int array;         // number of the argument, -1: none, -2: an array that the next lines tell
+  int other_thread;  // -1: none, -2: in another block, -3: one of several
+  int array;         // number of the argument, -1: none, -2: the array described by the next fields
   char name[64], space[16];
-  int element, columns;  // what the compiler judged itself has its column of the text in `columns`
+  int element, columns;  // for checks inserted by the compiler, `columns` is the column in the text
   int64_t offset;  // in bytes, from the array's start
   uint64_t bytes;  // of the array
-  int update;      // a race: the one who wrote had read the place as the other does now
-  int atomics;     // a race: 1 of an atomic or a flag with a plain access, 2 in a block that calls atomics
-  Site trail[TRAIL];  // a fault: calls that led there, perhaps; a barrier: calls of a thread that waits, then of another
+  int update;      // in a race: the writer had read the place by the same instruction that reads it now
+  int atomics;     // in a race: 1 for an atomic or flag against a plain access, 2 in a block that calls atomics
+  Site trail[TRAIL];  // after a fault: probable calls; at a barrier: calls of a waiting thread, then of another
 };
 
-struct Access {  // one line of a trace
+struct Access {  // one record of a trace
   int64_t offset;
   Site site;
-  int array;  // number of the argument; of a shared array -1, -2, ...
+  int array;  // number of the argument; -1, -2, ... for shared arrays
   int thread, bytes, kind;
 };
 
-struct Argument {  // an array that is passed
+struct Argument {  // an array argument
   uint64_t start, bytes;
   const char* name;
   int64_t element;
@@ -73,10 +73,10 @@ struct Config {
   const Argument* argument;
   Access* trace;
   uint64_t trace_capacity, trace_length;
-  char shared_name[TRACED_SHARED][32];  // of the shared arrays of a trace
-  char* output;  // what the kernel prints
-  int output_capacity, output_length, output_cut;  // cut: there was more
-  double seconds;  // checked launches end after this time
+  char shared_name[TRACED_SHARED][32];  // names of a trace's shared arrays
+  char* output;  // text that the kernel prints
+  int output_capacity, output_length, output_cut;  // cut: whether text was lost
+  double seconds;  // time limit of checked launches
   Finding finding;
 };
 
@@ -90,45 +90,45 @@ struct Launch {
   unsigned threads;
   uint64_t blocks, next;
   int stop;  // set by the first finding
-  uintptr_t kernel_returns_to;  // the address, once it is known
-  pthread_t thread;  // that launched
+  uintptr_t kernel_returns_to;  // the kernel's return address, once known
+  pthread_t thread;  // the thread that launched
   int output_lock;
 };
 
 struct Warp {
-  unsigned alive, runnable;  // a bit for each lane
-  int first;                 // its first thread
-  int last_line[32];         // of the lanes that have left: where they met others last, and with which mask
+  unsigned alive, runnable;  // one bit per lane
+  int first;                 // number of its first thread
+  int last_line[32];         // for exited lanes: line and mask of their last warp function
   unsigned last_mask[32];
-  unsigned epoch;            // how often some of its lanes met or called a fence, since the process began
-  unsigned all_met;          // the epoch at which all of them did, last
-  unsigned met[32][32];      // [a][b]: the epoch that was the last to bring a what b had done, by a chain of meetings
+  unsigned epoch;            // number of times that lanes met or called a fence, since the process began
+  unsigned all_met;          // the last epoch at which all lanes met
+  unsigned met[32][32];      // [a][b]: the last epoch of b that a knows of, by a chain of meetings
 };
 
-// Of bar.sync with a number: some warps of a block wait for one another.
+// A barrier of PTX's bar.sync with a number, at which some warps of a block wait for each other.
 struct NamedBarrier {
   int arrived, threads, line;
   unsigned came[MAX_THREADS / 32], waiting[MAX_THREADS / 32];
-  uint64_t path[MAX_THREADS / 32];  // by which each warp came; 0: it has not
-  unsigned* told;                   // what those who came have heard of each thread, and done (checker.cpp)
+  uint64_t path[MAX_THREADS / 32];  // each warp's call path; 0: it has not arrived
+  unsigned* told;                   // joined clocks of the threads that have arrived (checker.cpp)
 };
 
 struct AsyncCopy {
   void* to;
   const void* from;
-  int bytes, given, group, line;  // given: so many come from there, the others are zeros
+  int bytes, given, group, line;  // given: bytes that are copied; the remaining ones become zeros
 };
 struct AsyncCopies {  // of one thread
   AsyncCopy* copy;
-  int length, capacity, group;  // group: how many commits the thread has made
-  int waited, left;             // how many it had made at its last wait, and how many groups that left under way
+  int length, capacity, group;  // group: number of commits so far
+  int waited, left;             // at the last wait: number of commits, and of groups left unfinished
 };
 
-// What a worker needs to run one block after another. It is kept between launches, with its stacks.
+// The state in which a worker runs one block after another. It is kept between launches, with its stacks.
 struct Block {
-  Block *next_free, *next;  // of all
+  Block *next_free, *next;  // lists of free and of all blocks
   pthread_t worker;
-  bool busy;  // in a function of the C library that cannot be left halfway
+  bool busy;  // inside a function of the C library, which must not be left by a stack switch
   char* stacks;
   unsigned stacks_used, free_stacks;
   Fiber* free_stack[MAX_THREADS];
@@ -136,17 +136,17 @@ struct Block {
   Launch* launch;
   uint3 index;
   bool traced;
-  unsigned serial;  // no other block of this process has the same
+  unsigned serial;  // unique among all blocks of this process
   unsigned warps_used, alive;
-  unsigned arrived, epoch;  // at the barrier; how many barriers have been passed
+  unsigned arrived, epoch;  // threads at the barrier; number of barriers passed
   uint64_t barrier_path;
   int barrier_line, left_thread;
-  int unwaited, unwaited_line;  // the first thread that returned with copies under way, -1: none
+  int unwaited, unwaited_line;  // the first thread that returned with unfinished copies, -1: none
   NamedBarrier named[NAMED_BARRIERS];
   bool named_used;
-  int votes, voters;  // of __syncthreads_count() and its kin
+  int votes, voters;  // for __syncthreads_count(), _and() and _or()
   bool failed;
-  bool meeting;  // a warp function runs for its lanes: no other thread may go on before it ends
+  bool meeting;  // a warp function runs for its lanes, and no other thread may run before it ends
   Warp warp[MAX_THREADS / 32];
   Fiber* fiber[MAX_THREADS];
   bool started[MAX_THREADS];
@@ -155,11 +155,11 @@ struct Block {
   int shared_arrays;
   char* dynamic;
   size_t dynamic_capacity;
-  bool unwritten;  // shared memory was read that nobody has written: told at the next barrier, if it is no race
+  bool unwritten;  // unwritten shared memory was read; reported at the next barrier unless it is a race
   Finding unwritten_finding;
   bool atomics;  // this block has called an atomic
-  struct Publication* fences;  // what the block's fences cover, and the blocks' before it
-  struct Clocks* clocks;       // what threads have heard of one another through flags, locks and named barriers
+  struct Publication* fences;  // what this block's fences cover
+  struct Clocks* clocks;       // order between threads through flags, locks and named barriers
 };
 
 }  // namespace runtime

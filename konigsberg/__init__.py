@@ -1,15 +1,15 @@
-"""Königsberg: short stories from a seed, with the truth behind every sentence and the exact cost of every byte.
+"""Generate short stories from a seed, with all facts of each story and the exact probability of every byte.
 
     >>> story = sample(seed=7, kind="errand")
     >>> print(story.text)               # the story; its last line is a question with its answer, or `Ende.`
-    >>> story.questions                 # all that may be asked, each with its answer and wrong ones
+    >>> story.questions                 # its possible questions, each with the right answer and wrong ones
     >>> parse(story.text) == story      # `parse` recovers the derivation from the text
     >>> byte_costs(story.text).sum()    # bits under the true source: the floor of this text
 
-`grammar` is the engine, `town` the people, things and bridges, `stories` what happens to them, `story` the functions
-above, `tasks` what is built from them: preferences, routes and their rewards, `wordings` other ways to ask.
-`nanoeuler_book.town` computes the source's distribution over the tokens of a tokenizer. `rumours` is a world of its
-own, for chapter 18.
+`grammar` generates and parses texts, `town` lists the people, things and bridges, `stories` defines the kinds of story,
+and `story` defines the functions above. `tasks` makes preference pairs and route problems with rewards, and `wordings`
+rephrases the questions. `nanoeuler_book.town` computes the source's distribution over the tokens of a tokenizer.
+`rumours` is a separate, smaller source for chapter 18.
 """
 
 from konigsberg import wordings

@@ -1,9 +1,9 @@
-"""The one exception of the town."""
+"""The exception that every function of `konigsberg` raises for bad input."""
 
 
 class KonigsbergError(ValueError):
-    """Bad input, told in one line: the value found and the value expected."""
+    """Raised for bad input; the message is one line with the required value and the given value."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython and Jupyter show: the text by itself."""
+        """Make IPython and Jupyter show only the message."""
         return str(self).split("\n")

@@ -1,14 +1,16 @@
-"""A grammar that can be written, read back and charged for: one choice is one prefix-free code.
+"""Generate stories from a grammar, parse them and compute the exact probability of every byte.
 
-A story is told in steps. At each step the state of the town offers a list of templates ("{A} gave it to {b}."), and
-everything random is drawn there and shown at once: which template, and who fills each free slot. The texts that one
-step can give form a prefix-free code (none begins another), so a reader who knows the state always knows which one it
-sees and where it ends: no backtracking, one derivation a text. And the probability of a prefix is the share of the
-texts that still agree with it, so the cost of every single byte is exact.
+A story consists of steps. Each step chooses one of several templates (such as "{A} gave it to {b}.") and a word for
+each free slot of the template, and the text of the step shows all these choices. The possible texts of one step form a
+prefix-free code (no text is a prefix of another text). A parser that knows the state of the story can therefore
+identify the text of the step and its end without backtracking, so every story has exactly one derivation. The
+probability of a prefix is the total probability of the texts that begin with it, so the cost of every byte can be
+computed exactly.
 
-A slot `{name.form}` is filled, in this order, by: what this step already drew for the name; a value drawn now, if the
-name is free at this step; a fact of the story; a phrase of the town's vocabulary, drawn anew each time. A capital
-(`{A}`, `{a.He}`) capitalises. A form that is a tuple (a person's sayings) is drawn from uniformly.
+A slot `{name.form}` is filled from the first source that has the name: the words already drawn in this step; the free
+names of this step, for which a word is drawn now; the facts of the story; the phrases of the town's vocabulary, drawn
+anew each time. A capital letter in the slot (`{A}`, `{a.He}`) capitalises its text. If a form is a tuple (such as a
+person's sayings), one entry of the tuple is drawn uniformly.
 """
 
 import re
@@ -21,16 +23,16 @@ from random import Random
 
 from konigsberg.errors import KonigsbergError
 
-# templates, under labels or not; each is equally likely
+# templates, grouped under labels or not; all are equally likely
 Options = Sequence[str] | Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, eq=False)
 class Word:
-    """A person, a thing, a number, ... in every form that a sentence needs; `forms[""]` is its plain name.
+    """A person, thing, number or similar word in every form that sentences need; `forms[""]` is its name.
 
-    `once` says that one story never draws it for two roles (people, things), while numbers may come back. Words are
-    drawn in proportion to their `weight`.
+    once: True if a story may draw the word for one role only (people and things, but not numbers); weight: the relative
+    probability of the word in a draw.
     """
 
     forms: Mapping[str, str | tuple[str, ...]]
@@ -42,12 +44,12 @@ class Word:
 
 
 class Among(tuple):
-    """Words that may be drawn although they have a role already, such as two suspects."""
+    """Words that may be drawn even if they already have a role in the story, such as suspects."""
 
 
 @dataclass
 class Fact:
-    """A fact of the story: its value, the values that it might have had, and the step that said so last."""
+    """A fact of the story: its value, its possible values, and the last step that stated the fact."""
 
     value: Word
     domain: tuple[Word, ...]
@@ -56,38 +58,38 @@ class Fact:
 
 @dataclass(frozen=True)
 class Slot:
-    """A parsed `{name.form}`."""
+    """A slot of a template, parsed from `{name.form}`."""
 
     name: str
     form: str
     capital: bool
 
     def fill(self, word: Word) -> str | tuple[str, ...]:
-        """Return the word in this slot's form: one text, or several to draw from."""
+        """Return the text of a word in this slot's form, or a tuple of texts if one of several texts is to be drawn."""
         text = word.forms[self.form]
         return capitalised(text) if self.capital and isinstance(text, str) else text
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A piece of text that a known fact filled, beside the texts that other values of the fact would have given."""
+    """A piece of text that comes from a known fact, with the texts that other values of the fact would give."""
 
     text: bytes
     rivals: frozenset[bytes]
     fact: Fact
-    names: bool  # whether the text tells the value; "she" does not
+    names: bool  # whether the text identifies the value; "she" does not
     at: int = 0
 
 
 @cache
 def capitalised(template: str) -> str:
-    """Return the template with its first letter, or that of its first slot's text, as a capital."""
+    """Return the template with its first letter capitalised; a slot at the beginning is capitalised too."""
     return re.sub(r"^(\{(?:\w+\.)?)?(\w)", lambda match: (match[1] or "") + match[2].upper(), template)
 
 
 @cache
 def parts_of(template: str) -> tuple[bytes | Slot, ...]:
-    """Split a template into literal UTF-8 bytes and slots; slots that begin a sentence or a quotation are capital."""
+    """Split a template into literal UTF-8 bytes and slots; capitalise slots that begin a sentence or quotation."""
     template = re.sub(r'((?:[.!?] |^| )"|[.!?] )(\{[^}]*\})', lambda match: match[1] + capitalised(match[2]), template)
     parts: list[bytes | Slot] = []
     for i, piece in enumerate(re.split(r"\{([^}]*)\}", template)):
@@ -100,20 +102,20 @@ def parts_of(template: str) -> tuple[bytes | Slot, ...]:
 
 
 def _small(name: str) -> str:
-    """The name without a capital at its beginning; elsewhere there is none."""
+    """Return a slot's name with its first letter in lower case; the other letters are in lower case already."""
     return name[:1].lower() + name[1:]
 
 
 @cache
 def rivals_of(domain: tuple[Word, ...], slot: Slot) -> frozenset[bytes]:
-    """Return the texts that the words of a domain would put into a slot."""
+    """Return all texts that a slot can have if its word comes from the given domain."""
     fills = [slot.fill(word) for word in domain]
     return frozenset(text.encode() for fill in fills for text in ((fill,) if isinstance(fill, str) else fill))
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One way to fill a slot: its share of the probability, what it reads, and the fact that it draws, if any."""
+    """One way to fill a slot: its probability, the parts of its text, and the fact that it draws, if any."""
 
     share: float
     parts: tuple[bytes | Slot, ...]
@@ -122,19 +124,19 @@ class Branch:
 
 @dataclass(frozen=True)
 class Path:
-    """The beginning of one derivation of a step."""
+    """A partial derivation of a step."""
 
-    at: int  # the byte of the text that comes next
+    at: int  # index of the next byte of the text
     choices: tuple[int, ...] = ()
     drawn: Mapping[str, Fact] = field(default_factory=dict)
     marks: tuple[Mark, ...] = ()
 
 
 class Tale:
-    """A story being told: its facts, and the source that writes it or reads it back.
+    """The state of a story that is being generated or parsed: its facts, and the `Writer` or `Reader` of its text.
 
-    A kind of story is a function of a tale. It calls `say` for each step and looks at nothing but labels and facts, so
-    that the same lines run when the text is drawn, parsed and charged for.
+    Each kind of story is a function that takes a `Tale` and calls its method `say` for each step. The function depends
+    only on labels and facts, so the same code generates a text, parses it and computes its cost.
     """
 
     def __init__(self, source: "Writer | Reader", phrases: Mapping[str, Sequence[str]]):
@@ -147,7 +149,7 @@ class Tale:
         return self.facts[name].value
 
     def say(self, options: Options, lead: str = " ", **free: Sequence[Word]) -> str:
-        """Tell one step, drawing its free slots from the given words; return the label of its template."""
+        """Generate or parse a step and return its template's label; words for free slots are drawn from `free`."""
         labelled = options.items() if isinstance(options, Mapping) else [("", options)]
         templates = [(label, template) for label, group in labelled for template in group]
         lead = lead if self.ends else ""
@@ -155,29 +157,29 @@ class Tale:
         path = self.source.choose(roots, lambda slot, drawn: self.branches(slot, drawn, free))
         for mark in path.marks:
             if mark.names:
-                mark.fact.step = len(self.ends)  # told again: remembered from here
+                mark.fact.step = len(self.ends)  # this step restates the fact
         self.facts.update(path.drawn)
         self.choices += path.choices
         self.ends.append(path.at)
         return templates[path.choices[0]][0]
 
     def know(self, name: str, value: Word, domain: Sequence[Word], *because: str) -> None:
-        """Settle a fact that follows from others; it is as old as the oldest of them."""
+        """Set a fact that follows from the facts in `because`; its step is the step of the oldest of these facts."""
         step = min((self.facts[source].step for source in because), default=len(self.ends) - 1)
         self.facts[name] = Fact(value, tuple(domain), step)
 
     def alias(self, name: str, role: str) -> None:
-        """Let the word that plays a role play another one as well; it stays one fact."""
+        """Give a fact a second name, so that one word has two roles."""
         self.facts[name] = self.facts[role]
 
     def tell(self, template: str, **facts: Word) -> str:
-        """Fill a template from the facts of the story, or from the ones given instead."""
+        """Fill a template with the facts of the story; facts given as arguments take precedence."""
         known = {name: fact.value for name, fact in self.facts.items()} | facts
         parts = parts_of(template)
         return "".join(part.decode() if isinstance(part, bytes) else part.fill(known[part.name]) for part in parts)
 
     def answers(self, template: str) -> tuple[str, tuple[str, ...], int]:
-        """Return an answer, those that other values of its last fact would give, and the step that decides it."""
+        """Return an answer, wrong answers from other values of its last fact, and the step that stated this fact."""
         name = [part.name for part in parts_of(template) if isinstance(part, Slot)][-1]
         fact = self.facts[name]
         answer = self.tell(template)
@@ -185,7 +187,7 @@ class Tale:
         return answer, tuple(other for other in others if other != answer), fact.step
 
     def branches(self, slot: Slot, drawn: Mapping[str, Fact], free: Mapping[str, Sequence[Word]]) -> list[Branch]:
-        """Return the ways to fill a slot, in the order that the module's docstring gives."""
+        """Return the ways to fill a slot from the first source (see the module's docstring) that has its name."""
         fact = drawn.get(slot.name)
         if fact is None and slot.name in free:
             words = free[slot.name]
@@ -207,14 +209,14 @@ class Tale:
 
 
 class Writer:
-    """The source that draws: its choices come from `Random.random()` alone, which no Python version changes."""
+    """A source that generates a text. It uses only `Random.random()`, which is the same in every Python version."""
 
     def __init__(self, random: Random):
         self.random = random
         self.text = bytearray()
 
     def choose(self, roots: list[Branch], branches: Callable[..., list[Branch]]) -> Path:
-        """Draw one derivation of a step and append its text."""
+        """Draw a derivation of a step and append the text of the step."""
         choices, drawn, marks = [], {}, []
 
         def draw(ways: list[Branch]) -> Branch:
@@ -243,10 +245,11 @@ class Writer:
 
 
 class Reader:
-    """The source that reads a given text, and counts the bits of each byte: how much probability it rules out.
+    """A source that parses a given text and computes the cost of each byte in bits.
 
-    `bits[i]` is -log2 P(byte i | the bytes before it). `since[i]` is the step that holds the fact which decides byte i,
-    -1 where no fact does: a forced slot decides a byte where another value of the same slot, equal so far, differs.
+    `bits[i]` is -log2 P(byte i | the bytes before it). `since[i]` is the step that stated the fact which decides byte
+    i, or -1 if no fact decides it. A known fact decides a byte if another value of the fact would give a text that
+    first differs at this byte.
     """
 
     def __init__(self, text: bytes):
@@ -255,13 +258,13 @@ class Reader:
         self.since: list[int] = []
 
     def choose(self, roots: list[Branch], branches: Callable[..., list[Branch]]) -> Path:
-        """Find the one derivation of a step that the text goes on with, and charge for it.
+        """Find the derivation of the step that comes next in the text, and record the cost of its bytes.
 
-        Raises KonigsbergError if there is none, or if the grammar is at fault: two derivations, or a text of the step
-        that begins another.
+        Raises KonigsbergError if no derivation gives the text, or if the grammar is wrong because two derivations give
+        the text or one text of the step is a prefix of another text.
         """
         start, text = self.at, self.text
-        left = defaultdict(float)  # the probability of the texts that part from ours at a byte
+        left = defaultdict(float)  # byte -> total probability of the texts that first differ from ours there
         whole: list[tuple[float, Path]] = []
         stack = [(root.parts, root.share, Path(start, (i,))) for i, root in enumerate(roots)][::-1]
         while stack:
@@ -287,7 +290,7 @@ class Reader:
                 left[path.at + common_prefix(part, text[path.at : end])] += share
         if not whole:
             at, story = max(left), "not a story of Königsberg"
-            raise KonigsbergError(f"{story}: nothing there goes on like byte {at}, {text[at : at + 20]!r}")
+            raise KonigsbergError(f"{story}: no story continues with {text[at : at + 20]!r} at byte {at}")
         (share, path), *others = whole
         if others or max(left, default=0) >= path.at:
             raise KonigsbergError(f"the grammar is ambiguous at bytes {start}..{path.at}: {text[start : path.at]!r}")
@@ -295,14 +298,14 @@ class Reader:
         return path
 
     def _charge(self, path: Path, share: float, left: Mapping[int, float]) -> None:
-        """Note the bits of a step's bytes, and for each byte the step that holds the fact which decides it."""
+        """Record the cost of each byte of a step, and the step that stated the fact which decides the byte."""
         bits = [0.0] * (path.at - self.at)
         for at in sorted(left, reverse=True):
             bits[at - self.at] = log2((share + left[at]) / share)
             share += left[at]
         self.bits += bits
         self.since += [-1] * len(bits)
-        told = set()  # facts that this step has told already
+        told = set()  # facts that this step has already stated
         for mark in path.marks:
             for i in deciding_bytes(mark.text, mark.rivals):
                 self.since[mark.at + i] = self.step if id(mark.fact) in told else mark.fact.step
@@ -312,11 +315,11 @@ class Reader:
 
 
 def common_prefix(a: bytes, b: bytes) -> int:
-    """Return how many bytes two byte strings share at their beginning."""
+    """Return the length of the common prefix of two byte strings."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 @cache
 def deciding_bytes(text: bytes, rivals: frozenset[bytes]) -> tuple[int, ...]:
-    """Return the positions in `text` at which some rival, equal until there, goes on otherwise."""
+    """Return the positions in `text` at which at least one rival text first differs from it."""
     return tuple(sorted({common_prefix(text, rival) for rival in rivals if rival != text} - {len(text)}))

@@ -1,8 +1,9 @@
-"""The stories: what can happen in the town, and in how many ways it can be told.
+"""Define the eight kinds of story: their templates, their plots and the questions that a story can answer.
 
-Each kind is its templates, followed by the function that plays it. What `{name}` means is told in `grammar.py`, and why
-no text of a step may begin another: nearly all templates end with a full stop, and only there. An end costs length:
-the longest story must fit 128 tokens of a vocabulary of 512.
+For each kind, the templates come first and then the function that generates or parses a story of this kind.
+`grammar.py` explains `{name}`. No text of a step may be a prefix of another text of the step (`grammar.py` gives the
+reason), so nearly all templates have exactly one full stop, at the end. Texts are short because the longest story must
+fit in 128 tokens of a vocabulary of 512.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,7 @@ from konigsberg.town import (
 
 
 class Ask(NamedTuple):
-    """A question that a story can answer: both are templates over its facts, the fact asked for last."""
+    """A question that a story can answer: its template and an answer template whose last slot is the requested fact."""
 
     kind: str
     question: str
@@ -46,7 +47,7 @@ class Ask(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A question, its answer, the answers that other facts would have given, and the step of the story that decides."""
+    """A question, its answer, the wrong answers from other values of the fact, and the step that stated the fact."""
 
     kind: str
     text: str
@@ -91,7 +92,7 @@ ERRAND_CHASE = (
 
 
 def errand(tale: Tale) -> list[Ask]:
-    """Something is carried by others than the one who set out with it, until its owner follows the trail."""
+    """Generate or parse a story in which a thing passes from person to person until its owner follows the trail."""
     tale.alias("giver", "a")
     tale.say(ERRAND_FIRST, taker=PEOPLE, bridge=BRIDGES)
     tale.alias("giver", "taker")
@@ -155,7 +156,7 @@ BELIEF_TRUE = (
 
 
 def belief(tale: Tale) -> list[Ask]:
-    """A small thing is moved while one of two friends is out; where each will look depends on what each has seen."""
+    """Generate or parse a story about false belief: a thing is moved while one of two friends is out."""
     tale.say(BELIEF_MOVES, out=Among((tale["a"], tale["b"])), mover=PEOPLE, other=PLACES)
     tale.alias("home", "b" if tale["out"] is tale["a"] else "a")
     witness = tale.say(BELIEF_WITNESS)
@@ -219,13 +220,13 @@ DEBT_QUITS = (
     "{a} and {b} were quits. {b} {b.did}.",
     '"Nothing," {cried} {b}, and {a} {a.did}.',
 )
-MOST = 10  # Groschen that anyone may owe
+MOST = 10  # largest debt, in Groschen
 
 
 def change_debt(tale: Tale) -> None:
-    """Let some of the debt be paid, or more be borrowed, and settle what is owed now."""
+    """Generate or parse a step in which part of a debt is paid or more money is borrowed, and set the new debt."""
     owed = NUMBERS.index(tale["owed"])
-    payable = owed - 1 if len(tale.ends) == 1 else owed  # not all of it at once: the story goes on
+    payable = owed - 1 if len(tale.ends) == 1 else owed  # the first payment leaves a debt, for the story continues
     paid, more = NUMBERS[1 : min(payable, 3) + 1], NUMBERS[1 : min(MOST - owed, 3) + 1]
     possible = {"pays": paid, "borrows": more}
     step = tale.say({label: DEBT_STEP[label] for label in possible if possible[label]}, paid=paid, more=more)
@@ -236,7 +237,7 @@ def change_debt(tale: Tale) -> None:
 
 
 def debt(tale: Tale) -> list[Ask]:
-    """Somebody owes somebody Groschen, and the sum goes up and down."""
+    """Generate or parse a story about a debt in Groschen that rises and falls."""
     tale.alias("start", "owed")
     change_debt(tale)
     tale.say(DEBT_TOTAL)
@@ -285,7 +286,7 @@ MARKET_PAYS = (
 
 
 def market(tale: Tale) -> list[Ask]:
-    """Somebody shops, and the sums are carried on: so many at so much, something else, and change out of twenty."""
+    """Generate or parse a story about a purchase: some wares at one price, another ware, and the change from twenty."""
     count, price = (NUMBERS.index(tale[name]) for name in ("count", "price"))
     tale.know("cost", NUMBERS[count * price], NUMBERS, "count", "price")
     tale.say(MARKET_MORE, b=PEOPLE, extra=EXTRAS, more=NUMBERS[1:7])
@@ -339,7 +340,7 @@ LETTER_END = (
 
 
 def letter(tale: Tale) -> list[Ask]:
-    """A letter asks for something, lies about for days, and is obeyed when it is opened at last."""
+    """Generate or parse a story about a letter that asks for a thing, waits for days, and is obeyed when opened."""
     sent = DAYS.index(tale["sent"])
     tale.say(LETTER_WAITS, carrier=PEOPLE, opened=DAYS[sent + 1 :])
     late = DAYS.index(tale["opened"]) - sent
@@ -393,7 +394,7 @@ WALK_END = {
 
 
 def walk(tale: Tale) -> list[Ask]:
-    """Somebody walks over two bridges, leaves a thing on the way, and perhaps goes back for it."""
+    """Generate or parse a story about a walk over two bridges by a person who leaves a thing and may go back for it."""
     tale.say(WALK_OUT, out=CROSSINGS[tale["shore"]])
     first = tale["out"]
     there = across(BRIDGE_NAMED[str(first)], tale["shore"])
@@ -450,7 +451,7 @@ BRIDGE_END = (
 
 
 def bridges(tale: Tale) -> list[Ask]:
-    """A bridge is closed, so that a walk over the others exists; then it may open again, or another one close."""
+    """Generate or parse a story in which one bridge is closed, and then may reopen or a second bridge may close."""
     open_now = [bridge for bridge in BRIDGES if bridge is not tale["bridge"]]
     one, other = odd_shores(open_now)
     tours = {Word({"": f"{x} to {y}", "from": str(x), "to": str(y)}): y for x, y in ((one, other), (other, one))}
@@ -514,7 +515,7 @@ CULPRIT_LEFT = (
 
 
 def culprit(tale: Tale) -> list[Ask]:
-    """Somebody did it; two of three were elsewhere."""
+    """Generate or parse a story about a misdeed with three suspects, two of whom turn out to have an alibi."""
     suspects = {tale[role]: role for role in "abc"}
     tale.say(CULPRIT_FIRST, x=Among(suspects), alibi=ALIBIS, witness=PEOPLE)
     del suspects[tale["x"]]
@@ -549,7 +550,7 @@ NO_QUESTION = "Ende."
 
 
 def tell(tale: Tale, kind: str | None = None) -> tuple[str, tuple[Question, ...]]:
-    """Tell a whole story, of the given kind or of any, with its last line; return its kind and what may be asked."""
+    """Generate or parse a complete story; return its kind and its questions. kind: a key of KINDS, or None: random."""
     openings = {name: templates for name, (templates, _) in KINDS.items() if kind in (None, name)}
     kind = tale.say(openings, **ROLES)
     asks = KINDS[kind][1](tale)

@@ -1,9 +1,9 @@
-"""Stories drawn from a seed and read back: text, facts, questions, and what every byte and token costs.
+"""Draw stories from a seed, parse them, and compute the cost of every byte and token under the true source.
 
-A corpus is stories joined by SEPARATOR. A story's last line (a question with its answer, or `Ende.`) says that it is
-over, so the separator is forced and costs 0 bits: the floor of a corpus is the code length of its stories. Bits per
-byte divide it by the bytes of the stories alone: a trainer takes a separator for one special token without bytes.
-Counting the separators' bytes too would divide by more.
+A corpus consists of stories joined by SEPARATOR. The last line of a story (a question with its answer, or `Ende.`)
+shows that the story is over, so the separator is certain and costs 0 bits. The floor of a corpus is therefore the code
+length of its stories. The bits per byte are the code length divided by the number of bytes in the stories. Separators
+are not counted, because training treats a separator as one special token without bytes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,18 +19,18 @@ from konigsberg.stories import KINDS, PHRASES, Question, tell
 
 SEPARATOR = "\n<|endoftext|>\n"  # between two stories
 FREE, GRAMMAR, FACT = 0, 1, 2  # the tags of `token_truth`
-NEARLY = 0.2  # bits; a token that costs more is free, whatever else it holds
+NEARLY = 0.2  # bits; a token that costs at least this much is free, even if it also names a fact
 
 
 @dataclass(frozen=True)
 class Story:
-    """A story: its text with the last line, its facts as they stand at the end, and all that may be asked about it."""
+    """A story: its text with the last line, its facts after the last step, and all questions that it can answer."""
 
     kind: str
     text: str
-    facts: dict[str, str]  # role -> who or what plays it
+    facts: dict[str, str]  # role -> the person or thing in that role
     questions: tuple[Question, ...]
-    steps: tuple[str, ...]  # the text, cut as the grammar told it
+    steps: tuple[str, ...]  # the text, split into the grammar's steps
     choices: tuple[int, ...] = field(repr=False)  # the derivation: every choice in order
 
     @property
@@ -41,11 +41,11 @@ class Story:
 
 @dataclass(frozen=True)
 class TokenTruth:
-    """What the source knows of each token: arrays of one length.
+    """The cost of each token under the source and the tag of the token, as arrays [n] for n tokens.
 
-    bits: float64, what the token's bytes cost (`byte_costs`; who predicts tokens is compared with `token_costs`); tag:
-    int8, FREE, GRAMMAR or FACT; words, bytes: int32, the distance from the end of the step that holds the fact to the
-    token, -1 where the tag is not FACT.
+    bits: float64, the sum of `byte_costs` over the token's bytes (to compare with a model that predicts tokens, use
+    `nanoeuler_book.town.token_costs`); tag: int8, FREE, GRAMMAR or FACT; words, bytes: int32, the distance in words and
+    in bytes from the end of the step that stated the fact to the token, or -1 if the tag is not FACT.
     """
 
     bits: np.ndarray
@@ -55,27 +55,27 @@ class TokenTruth:
 
 
 def sample(seed: int, kind: str | None = None) -> Story:
-    """Draw the story of a seed, of one kind if wanted; a seed's text never changes.
+    """Draw a story from a seed; the same seed always gives the same story.
 
-    Raises KonigsbergError if there is no such kind.
+    kind: the kind of story, a key of KINDS, or None for a random kind. Raises KonigsbergError for any other value.
     """
     if kind is not None and kind not in KINDS:
-        raise KonigsbergError(f"there is no kind of story {kind!r}, expected one of {', '.join(KINDS)}")
+        raise KonigsbergError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     return _draw(Random(seed), kind)
 
 
 def stories(n: int, seed: int) -> Iterator[Story]:
-    """Draw n stories, one after another from one seed."""
+    """Draw n stories from one seed."""
     return islice(_stream(seed), n)
 
 
 def corpus(n_bytes: int, seed: int) -> str:
-    """Draw whole stories joined by SEPARATOR, as few as reach `n_bytes` bytes of UTF-8.
+    """Draw a corpus: complete stories joined by SEPARATOR, as few as needed for `n_bytes` bytes of UTF-8.
 
-    Raises KonigsbergError if `n_bytes` is not positive.
+    Raises KonigsbergError if `n_bytes` is below 1.
     """
     if n_bytes < 1:
-        raise KonigsbergError(f"the corpus is to have {n_bytes} bytes, expected at least 1")
+        raise KonigsbergError(f"n_bytes must be at least 1, got {n_bytes}")
     texts, size = [], -len(SEPARATOR)
     for story in _stream(seed):
         texts.append(story.text)
@@ -85,41 +85,48 @@ def corpus(n_bytes: int, seed: int) -> str:
 
 
 def parse(text: str) -> Story:
-    """Read a story back; its text has one derivation, or none, which raises KonigsbergError."""
+    """Parse the text of a story and return the story.
+
+    Every story has exactly one derivation. Raises KonigsbergError if the text is not a story.
+    """
     return _read(text)[0]
 
 
 def byte_costs(text: str) -> np.ndarray:
-    """Return -log2 P(byte | the bytes before it) for the UTF-8 bytes of a story, in bits, float64 [n]."""
+    """Return -log2 P(byte | the bytes before it) for the UTF-8 bytes of a story, in bits, float64 [n].
+
+    Raises KonigsbergError if the text is not a story.
+    """
     return np.array(_read(text)[1].bits)
 
 
 def code_length(text: str) -> float:
-    """Return -log2 of the probability of a story, in bits."""
+    """Return -log2 of the probability of a story, in bits. Raises KonigsbergError if the text is not a story."""
     return float(byte_costs(text).sum())
 
 
 def floor(texts: str | Iterable[str]) -> float:
-    """Return the bits per byte of stories, or of a corpus, under their true source: no model does better on average."""
+    """Return the bits per byte of stories, or of a corpus, under their true source; no model does better on average."""
     texts = texts.split(SEPARATOR) if isinstance(texts, str) else texts
     costs = [byte_costs(text) for text in texts]
     return float(sum(cost.sum() for cost in costs) / sum(map(len, costs)))
 
 
 def token_truth(text: str, lengths: Sequence[int]) -> TokenTruth:
-    """Say of each token of a story, given the tokens' lengths in bytes, what its bytes cost and what decides it.
+    """Compute the cost of each token of a story, and tag the token by its cause: the grammar, a fact or a free choice.
 
-    A token whose bytes cost less than 0.2 bits is forced (several templates may begin almost alike, so not all cost 0).
-    Forced tokens are FACT where a byte of theirs parts the value of a fact from another that the slot might have held,
-    GRAMMAR otherwise (the rest of a name, set phrases). The distance of a FACT runs back to the end of the step that
-    told the fact last; where several facts are needed together (a sum), of the oldest; within one step it is 0.
-    Raises KonigsbergError if the lengths do not add up to the story.
+    lengths: number of bytes of each token. A token is forced if its bytes cost less than 0.2 bits; its cost need not be
+    0, because several templates may begin almost alike. A forced token has the tag FACT if one of its bytes
+    distinguishes the value of a fact from another possible value, and GRAMMAR otherwise (such as the rest of a name).
+    The distance of a FACT token is measured from the end of the last step that stated the fact. If several facts are
+    needed (such as for a sum), it is measured from the oldest fact. The distance within a step is 0. Raises
+    KonigsbergError if the text is not a story or the lengths do not add up to its number of bytes.
     """
     story, reader = _read(text)
     data = text.encode()
     edges = list(accumulate(map(int, lengths), initial=0))
     if edges[-1] != len(data):
-        raise KonigsbergError(f"the tokens have {edges[-1]} bytes in all, expected {len(data)} as the story has")
+        raise KonigsbergError(f"lengths must add up to the story's {len(data)} bytes, got {edges[-1]}")
     step_ends = list(accumulate(len(step.encode()) for step in story.steps))
     words_before = list(accumulate((not _space(a) and _space(b) for a, b in pairwise(data + b" ")), initial=0))
     total = np.concatenate([[0.0], np.cumsum(reader.bits)])
@@ -161,7 +168,7 @@ def _read(text: str) -> tuple[Story, Reader]:
     kind, questions = tell(tale)
     if source.at != len(source.text):
         more = source.text[source.at :][:20]
-        raise KonigsbergError(f"the story is over at byte {source.at}, found {more!r} after it")
+        raise KonigsbergError(f"the text must end with the story, at byte {source.at}, got {more!r} after it")
     return _story(tale, kind, source.text, questions), source
 
 

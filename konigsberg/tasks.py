@@ -1,4 +1,4 @@
-"""Tasks made from the town: preferences between reasons, routes with a reward."""
+"""Make training tasks from the town: preference pairs (chapter 21) and route problems with rewards (chapter 22)."""
 
 import re
 from collections import Counter, deque
@@ -13,7 +13,7 @@ from konigsberg.grammar import Tale, Word, Writer
 from konigsberg.stories import KINDS, PHRASES, tell
 from konigsberg.town import BRIDGE_NAMED, BRIDGES, PEOPLE, SHORES, across, shores_of
 
-REASONS = {  # kind of story: kind of question, the answer with its reason, the role that a wrong reason gets wrong
+REASONS = {  # kind of story: kind of question, the answer with its reason, the role that a wrong reason changes
     "errand": ("holder", "{Taker}, who had it from {before}.", "before"),
     "belief": ("where", "In {other}, where {mover} put it.", "mover"),
     "debt": ("owes", "It is {owed}, for it was {was} before.", "was"),
@@ -27,7 +27,7 @@ REASONS = {  # kind of story: kind of question, the answer with its reason, the 
 
 @dataclass(frozen=True)
 class Preference:
-    """Two replies to a story with a question: the right answer for a true reason, and for a wrong one."""
+    """A story with a question and two replies: the right answer with a true reason or a wrong reason."""
 
     kind: str
     prompt: str
@@ -36,13 +36,13 @@ class Preference:
 
 
 def preference(seed: int, kind: str | None = None) -> Preference:
-    """Draw a story, one of its questions, and two replies that differ in nothing but whether the reason is true.
+    """Draw a story, one of its questions, and two replies that differ only in whether the reason is true.
 
-    The wrong reason names somebody or something that the story speaks of, where there is one. Raises KonigsbergError if
-    there is no such kind.
+    The wrong reason names a person or thing from the story if possible. kind: a key of KINDS, or None for a random
+    kind. Raises KonigsbergError for any other value.
     """
     if kind is not None and kind not in KINDS:
-        raise KonigsbergError(f"there is no kind of story {kind!r}, expected one of {', '.join(KINDS)}")
+        raise KonigsbergError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     random = Random(seed)
     source = Writer(random)
     tale = Tale(source, PHRASES)
@@ -60,7 +60,7 @@ def preference(seed: int, kind: str | None = None) -> Preference:
 
 @dataclass(frozen=True)
 class RouteProblem:
-    """Somebody wants to walk from one shore to another, and some bridges are closed. `answer` is a shortest route."""
+    """The problem to find a route between two shores while some bridges are closed; `answer` is a shortest route."""
 
     prompt: str
     start: str
@@ -70,7 +70,7 @@ class RouteProblem:
 
 
 def route_problem(seed: int) -> RouteProblem:
-    """Draw a route to find; there always is one."""
+    """Draw a route problem that has a solution."""
     random = Random(seed)
 
     def draw(words: list[Word]) -> Word:
@@ -90,10 +90,11 @@ def route_problem(seed: int) -> RouteProblem:
 
 
 def route_problems(seed: int, held_out: bool = False) -> Iterator[RouteProblem]:
-    """Draw routes to find without end: those to learn from, or those that are held out.
+    """Yield an endless series of route problems for training or, with `held_out`, for evaluation.
 
-    The two share no question: start, goal and the set of closed bridges decide what is held out, a fifth of the 1,082
-    that have a route. Who walks, and in which order bridges are named, is left free.
+    The two sets share no question. The start, the goal and the set of closed bridges decide whether a question is held
+    out; this is true of a fifth of the 1,082 solvable questions. Problems with the same question may differ in the
+    walker and in the order of the closed bridges.
     """
     random = Random(seed)
     while True:
@@ -102,15 +103,15 @@ def route_problems(seed: int, held_out: bool = False) -> Iterator[RouteProblem]:
             yield problem
 
 
-DRAWS = 10_000  # problems drawn; those whose question was asked too often are dropped
-TIMES = 3  # how often one question is asked at most, by different people
+DRAWS = 10_000  # problems drawn; those whose question has occurred TIMES times are dropped
+TIMES = 3  # most problems per question, with different walkers
 
 
 def route_sets(count: int = 0, seed: int = 0) -> tuple[list[RouteProblem], list[RouteProblem]]:
-    """Routes to find: `count` (0: 2,000) to learn from, and those held out, each question once.
+    """Return `count` route problems for training (0: 2,000), and one problem for each held-out question.
 
-    Of problems drawn without end, one in five would be one of the twelve questions of a day on which no bridge is
-    closed. So a question is asked three times at most, and if `count` asks for more than there are, fewer are returned.
+    One in five drawn problems has one of the twelve questions without a closed bridge, so at most three training
+    problems with the same question are kept. If fewer than `count` problems remain, fewer problems are returned.
     """
     parts = []
     for held_out, times in ((False, TIMES), (True, 1)):
@@ -125,12 +126,12 @@ def route_sets(count: int = 0, seed: int = 0) -> tuple[list[RouteProblem], list[
 
 
 def question_of(problem: RouteProblem) -> tuple[str, str, tuple[str, ...]]:
-    """What a problem asks, whoever walks: start, goal, and the closed bridges in the order of their names."""
+    """Return the key of a problem's question: the start, the goal and the closed bridges, sorted by name."""
     return problem.start, problem.goal, tuple(sorted(problem.closed))
 
 
 def valid_answers(problem: RouteProblem, most: int = 3) -> list[str]:
-    """All answers of at most so many bridges that `route_reward` pays, shorter ones first."""
+    """Return all answers of at most `most` bridges that `route_reward` accepts, shorter ones first."""
     routes = (route for n in range(1, most + 1) for route in permutations(BRIDGES, n))
     answers = (f"Over {_listed(route)}." for route in routes)
     return [answer for answer in answers if route_reward(problem, answer)]
@@ -139,8 +140,8 @@ def valid_answers(problem: RouteProblem, most: int = 3) -> list[str]:
 def route_reward(problem: RouteProblem, answer: str) -> float:
     """Return 1.0 if the bridges that the answer names, in order, are open and lead from start to goal, else 0.0.
 
-    Any valid route counts, long ones too. The answer must be nothing but `Over the Honey Bridge, ... and the ...
-    Bridge.`, in which every bridge is used once at most.
+    A valid route need not be the shortest route. The answer must have exactly the form `Over the Honey Bridge, ... and
+    the ... Bridge.`, and must name every bridge at most once. Chapter 22.
     """
     route = _bridges_in(answer)
     if not route or answer.strip() != f"Over {_listed(route)}." or len(set(map(str, route))) < len(route):
@@ -154,11 +155,12 @@ def route_reward(problem: RouteProblem, answer: str) -> float:
 
 
 def route_reward_hackable(problem: RouteProblem, answer: str) -> float:
-    """A verifier with a hole, on purpose: 1.0 if the last bridge named is open and touches the goal, else 0.0.
+    """Return 1.0 if the last bridge named is open and touches the goal, else 0.0: a deliberately flawed reward.
 
-    It looks plausible, and every valid route passes. But it never asks whether the route begins at the start and hangs
-    together, so one open bridge at the goal is worth as much as a walk there: a policy trained on it learns to name
-    the goal's favourite bridge whatever the start. `route_reward` on the same answers shows it.
+    This reward looks plausible, and every valid route earns 1.0. But the function does not check that the route begins
+    at the start and is connected, so an answer with one open bridge at the goal also earns 1.0. A policy trained on
+    this reward learns to name one bridge per goal, whatever the start is. `route_reward` of the same answers reveals
+    the flaw. Chapter 22.
     """
     route = _bridges_in(answer)
     if not route or str(route[-1]) in problem.closed:
@@ -167,9 +169,10 @@ def route_reward_hackable(problem: RouteProblem, answer: str) -> float:
 
 
 def route_reward_brief(problem: RouteProblem, answer: str) -> float:
-    """A verifier with a second hole: `route_reward_hackable` divided by the number of bridges named, to reward brevity.
+    """Return `route_reward_hackable` divided by the number of bridges named, to reward brevity: a second flawed reward.
 
-    It pays a valid route of two bridges less than one open bridge at the goal, so that what is best by it is not true.
+    A valid route of two bridges earns less than an answer with only one open bridge at the goal, so the answer with the
+    highest reward need not be valid.
     """
     return route_reward_hackable(problem, answer) / max(1, len(_bridges_in(answer)))
 
@@ -184,7 +187,7 @@ def _listed(words: Sequence[Word]) -> str:
 
 
 def _shortest(start: Word, goal: Word, bridges: list[Word]) -> list[Word]:
-    """Breadth first, so that a route found is a shortest one; empty if there is none."""
+    """Return a shortest route, found by breadth-first search, or an empty list if no route exists."""
     routes = deque([(start, [])])
     seen = {id(start)}
     while routes:

@@ -1,7 +1,4 @@
-"""Königsberg, the town: its people and their voices, its things and places, its seven bridges and their true graph.
-
-The words are in `town.toml`, beside this module.
-"""
+"""Define the town's people, things and places, and its seven bridges with their graph. The words are in `town.toml`."""
 
 import tomllib
 from collections.abc import Sequence
@@ -14,7 +11,7 @@ PRONOUNS = {"he": {"his": "his", "him": "him"}, "she": {"his": "her", "him": "he
 
 
 def word(name: str, once: bool = True, **forms: str | Sequence[str]) -> Word:
-    """Return a word of the town: its plain name and its other forms, of which a list becomes a tuple."""
+    """Return a word of the town with its name and its other forms; a form given as a list becomes a tuple."""
     forms = {form: text if isinstance(text, str) else tuple(text) for form, text in forms.items()}
     return Word({"": name} | forms, once)
 
@@ -58,7 +55,7 @@ def across(bridge: Word, shore: Word) -> Word:
 
 
 def crossings(shore: Word) -> tuple[Word, ...]:
-    """Return the ways over a bridge from a shore, each with the shore it leads `to`; every such shore is as likely."""
+    """Return the bridges from a shore, with the other shore as form `to`; reachable shores are equally likely."""
     over = [(bridge, across(bridge, shore)) for bridge in BRIDGES if shore in shores_of(bridge)]
     ends = [end for _, end in over]
     return tuple(
@@ -70,13 +67,13 @@ CROSSINGS = {shore: crossings(shore) for shore in SHORES}
 
 
 def odd_shores(bridges: Sequence[Word]) -> tuple[Word, ...]:
-    """Return the shores at which an odd number of the given bridges ends."""
+    """Return the shores where an odd number of the given bridges end."""
     ends = [shore for bridge in bridges for shore in shores_of(bridge)]
     return tuple(shore for shore in SHORES if ends.count(shore) % 2)
 
 
 def joined(bridges: Sequence[Word]) -> bool:
-    """Say whether the given bridges hang together, so that one can get from each to every other."""
+    """Return whether the given bridges are connected, so that you can walk from each bridge to every other bridge."""
     reached, grown = set(), set(shores_of(bridges[0]))
     while grown - reached:
         reached |= grown
@@ -85,7 +82,11 @@ def joined(bridges: Sequence[Word]) -> bool:
 
 
 def euler_walk(bridges: Sequence[Word]) -> Word:
-    """Say between which shores a walk crosses every given bridge just once, as Euler decided it in 1736."""
+    """Return an answer that states whether a walk can cross every given bridge exactly once, and from where to where.
+
+    By Euler's criterion of 1736, the walk exists if the bridges are connected and at most two shores have an odd number
+    of bridges.
+    """
     odd = odd_shores(bridges)
     return WALKS[odd if joined(bridges) and len(odd) <= 2 else None]
 

@@ -1,12 +1,14 @@
-"""Other wordings of Königsberg's questions: some to teach, some never taught, to see what was learnt.
+"""Provide more wordings of Königsberg's questions, for training or held out to test generalization. Chapter 20.
 
-The corpus asks each question in one wording, and a model that has read no other answers no other. Of each kind of
-question `WORDINGS` holds fourteen more, `MORE` about thirty by a second author, `STILL_MORE` about forty by a third.
-Three of each of the first two lists, drawn by lot, are never taught. `READERS` are wordings that a reader typed when
-the chat model knew one of each question; they are never taught either. All of them are in `wordings.json`. Chapter 20.
+The corpus asks each question in one wording, and a model trained only on that wording does not answer others. For each
+kind of question, `WORDINGS` contains fourteen more wordings, `MORE` contains about thirty by a second author, and
+`STILL_MORE` contains about forty by a third author. From each of the first two lists, three random wordings are held
+out of training. `READERS` contains wordings that a reader typed when the chat model had been trained on only one
+wording per question; these wordings are held out too. All wordings are in `wordings.json`.
 
-The second and the third author had read the stories and the wordings taught until then, but none of those held out.
-Wordings of theirs that were held out are not in their lists: 33 of the second author's 1,020, 51 of the third's 1,360.
+The second and third authors had read the stories and the training wordings that existed then, but no held-out wording.
+Their proposals that coincided with held-out wordings were removed: 33 of the second author's 1,020 and 51 of the
+third's 1,360.
 """
 
 import json
@@ -19,11 +21,11 @@ from konigsberg.stories import Question
 from konigsberg.story import Story
 from konigsberg.town import CRIMES, PEOPLE
 
-UNTAUGHT = 3  # wordings of each kind of question, in each of two lists
-NAMED = {str(word): word for word in (*CRIMES, *PEOPLE)}  # what a wording needs in another form than its name
+UNTAUGHT = 3  # held-out wordings per kind of question, in each of two lists
+NAMED = {str(word): word for word in (*CRIMES, *PEOPLE)}  # words that wordings use in forms other than the name
 
 TEXTS = json.loads(Path(__file__).with_name("wordings.json").read_text("utf-8"))
-WORDINGS, MORE, STILL_MORE = (  # kind of story: kind of question
+WORDINGS, MORE, STILL_MORE = (  # keys: "kind of story: kind of question"
     {kind: tuple(wordings) for kind, wordings in TEXTS[author].items()} for author in ("first", "second", "third")
 )
 READERS = TEXTS["readers"]
@@ -31,19 +33,19 @@ READERS = TEXTS["readers"]
 
 @cache
 def untaught(kind: str) -> tuple[str, ...]:
-    """Wordings of a kind of question ("errand: holder"), drawn by lot from `WORDINGS`: no training has shown them."""
+    """Return the wordings from `WORDINGS` that are held out of training, for a kind of question ("errand: holder")."""
     return _drawn(WORDINGS[kind])
 
 
 @cache
 def tried(kind: str) -> tuple[str, ...]:
-    """Wordings drawn by lot from `MORE`: no training has shown them, but its length was chosen by them."""
+    """Return the validation wordings from `MORE`: not used for training, but used to choose the length of training."""
     return _drawn(MORE[kind])
 
 
 @cache
 def taught(kind: str) -> tuple[str, ...]:
-    """The other wordings of a kind of question; the corpus's own is not among them."""
+    """Return the wordings of a kind of question that are used for training, without the wording of the corpus."""
     every = *WORDINGS[kind], *MORE[kind], *STILL_MORE[kind]
     return tuple(wording for wording in every if wording not in untaught(kind) + tried(kind))
 
@@ -54,9 +56,9 @@ def _drawn(wordings):
 
 
 def reworded(story: Story, question: Question, random: Random) -> str:
-    """The question in a wording that may be taught, as people type: sometimes without its capital or its mark.
+    """Return a question in a random training wording, sometimes without its capital letter or final punctuation mark.
 
-    The corpus's own wording is as likely as each of the others.
+    The wording of the corpus is as likely as each of the training wordings.
     """
     choices = taught(f"{story.kind}: {question.kind}")
     choice = int(random.random() * (len(choices) + 1))
@@ -65,7 +67,7 @@ def reworded(story: Story, question: Question, random: Random) -> str:
 
 
 def in_words(story: Story, wording: str) -> str:
-    """A wording, filled from the facts of a story."""
+    """Fill a wording's slots with the facts of a story."""
     pieces = []
     for part in parts_of(capitalised(wording)):
         if not isinstance(part, Slot):
@@ -79,7 +81,7 @@ def in_words(story: Story, wording: str) -> str:
 
 
 def carelessly(text: str, random: Random) -> str:
-    """One text in four begins small, one in four has lost the mark at its end."""
+    """Make the first letter lower case and drop the final punctuation mark, each with probability 1/4."""
     if random.random() < 0.25:
         text = text[0].lower() + text[1:]
     return text[:-1] if random.random() < 0.25 else text

@@ -1,1 +1,1 @@
-"""What the chapters import and a training run does not: checks, figures, drills, interpretability, scaling fits."""
+"""Modules that the chapters import but a training run does not: checks, figures, drills, interpretability, scaling."""

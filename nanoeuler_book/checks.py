@@ -1,9 +1,9 @@
-"""What a chapter needs besides its subject: the verdict on a reader's answer, and the book's stored results.
+"""Check a reader's answer in a notebook, and load the book's stored results. Every chapter imports this module.
 
-`judge` runs a check, prints one line and never stops the notebook.
+`judge` runs a check, prints its result in one line and never stops the notebook.
 
-A check is a function of the answer. It returns "right" or "not written yet", or raises AssertionError with the one
-line that the reader needs.
+A check is a function that takes the answer. It returns "right" or "not written yet", or raises AssertionError with one
+line that names the mistake.
 """
 
 import ast
@@ -38,30 +38,32 @@ __all__ = ["judge", "results", "show_rejected", "verdict"]
 
 PACKAGE = Path(__file__).resolve().parent
 
-# an emulated machine needs more
+# An emulated machine is slower and needs a higher limit.
 SECONDS = float(os.environ.get("NANOEULER_CHECK_SECONDS", 60))
-SAME = re.compile(r"(?<!\S)(\S*\d\S*), expected \1(?![\w.]*\w)")  # a difference that the printed digits hide
-PATIENCE = 4  # times as many seconds where others have the processor
+SAME = re.compile(r"(?<!\S)(\S*\d\S*), expected \1(?![\w.]*\w)")  # two numbers that print alike
+PATIENCE = 4  # the limit is extended up to this many times while other processes use the processor
 
-SHELL = getattr(builtins, "get_ipython", lambda: None)()  # IPython's, in a notebook
-# What binds a gap, my_..., in the text of a cell that Python cannot parse: CUDA C++, or Python with a mistake.
+SHELL = getattr(builtins, "get_ipython", lambda: None)()  # IPython's shell in a notebook, None elsewhere
+# A gap is a function my_... that the reader writes. This finds the gaps that a cell defines where Python cannot parse
+# its text: CUDA C++, or Python with a syntax error.
 BINDS = re.compile(r"^(?:def|class)\s+(my_\w+)|^(my_\w+)\s*=(?!=)|__global__[^;{]*?\b(my_\w+)\s*\(", re.M)
-STOPPED: dict[str, str] = {}  # by gap: how the last cell that binds it stopped, where that was before it did
-BOUND: dict[str, dict[str, float]] = {}  # by cell, its id or else its text: the gaps that it has bound
+STOPPED: dict[str, str] = {}  # gap -> the error that stopped its cell before the gap was defined
+BOUND: dict[str, dict[str, float]] = {}  # cell id, or its text without one -> the gaps that the cell has defined
 
 
 def judge(check: Callable, mine: Any, *given: Any, in_place: bool = False, seconds: float = SECONDS) -> Any:
-    """Print the line of the check about the answer; return the answer if it is right, else None.
+    """Check an answer and print the result in one line; return the answer if it is right, else None.
 
-    mine: the reader's function, a tuple of functions, or a value. given: what else the check takes; if a function is
-    among it, the forward pass with which a backward pass is tried, the line says whose it is. in_place: the contract
-    lets the function write into its arguments; otherwise that counts as a mistake. seconds: when a check is stopped.
+    mine: the reader's function, a tuple of functions, or a value. given: further arguments of the check; if one of them
+    is a function (such as the forward pass in a test of a backward pass), the printed line names its author. in_place:
+    True if the function may write into its arguments; otherwise such a write is a mistake. seconds: time limit.
 
-    In a notebook, an answer is not checked if its cell stopped before it bound the name, which still has its old value.
+    In a notebook, an answer is not checked if an error stopped its cell before the name was defined, because the name
+    still has its old value.
     """
     for name in sys._getframe(1).f_code.co_names:  # the names in the statement that calls judge
         if name in STOPPED:
-            print(f"{name}: the cell above {STOPPED[name]}: run it again when it is mended", flush=True)
+            print(f"{name}: the cell above {STOPPED[name]}: fix it and run it again", flush=True)
             return None
     line = verdict(check, mine, *given, in_place=in_place, seconds=seconds)
     name = getattr(mine, "__name__", getattr(mine, "name", "my_" + check.__name__.removeprefix("check_")))
@@ -71,7 +73,10 @@ def judge(check: Callable, mine: Any, *given: Any, in_place: bool = False, secon
 
 
 def note_cell(result: Any) -> None:
-    """Note which gaps a notebook's cell has bound, and which not because it stopped (IPython's post_run_cell)."""
+    """Record which gaps a notebook cell has defined, and which gaps are undefined because an error stopped the cell.
+
+    IPython calls this function after every cell (event post_run_cell).
+    """
     text, error = result.info.raw_cell, result.error_before_exec or result.error_in_exec
     cell, gaps, line = result.info.cell_id or text, gaps_of(text), line_of(error, text) if error else 0
     if error:
@@ -83,11 +88,11 @@ def note_cell(result: Any) -> None:
             STOPPED.pop(name, None)
         else:
             STOPPED[name] = f"stopped with {type(error).__name__}" + f" in line {line}" * (line > 0)
-            SHELL.user_ns.setdefault(name, lambda *args, **kwargs: None)  # as if not written yet
+            SHELL.user_ns.setdefault(name, lambda *args, **kwargs: None)  # the check then prints "not written yet"
 
 
 def gaps_of(text: str) -> dict[str, float]:
-    """The gaps, my_..., that a cell binds, each with the last line of its statement, infinity where that is unknown."""
+    """Return the gaps that a cell defines, each with the last line of its statement (infinity if unknown)."""
     try:
         return {
             symbol.get_name(): statement.end_lineno
@@ -100,8 +105,8 @@ def gaps_of(text: str) -> dict[str, float]:
 
 
 def line_of(error: BaseException, text: str) -> int:
-    """The line of the cell at which it stopped; 0 if that is unknown."""
-    if text.lstrip().startswith("%%"):  # one line for Python; a kernel's error names the cell's line
+    """Return the line of the cell at which an error stopped it; 0 if the line is unknown."""
+    if text.lstrip().startswith("%%"):  # Python sees a magic as one line, but a kernel's error names the cell's line
         found = re.match(r"kernel\.cu, line (\d+)", str(error))
         return int(found[1]) if found else 0
     frames = traceback.walk_tb(error.__traceback__)
@@ -110,10 +115,10 @@ def line_of(error: BaseException, text: str) -> int:
 
 
 def verdict_line(name: str, line: str) -> str:
-    """A verdict in words, and where the output shows colours in white on green if it is right, on red if it is wrong.
+    """Return the line to print for a verdict; if colours work, right is white on green and wrong is white on red.
 
-    Green or red letters cannot be read on both a light and a dark page. "not written yet" has no colour: so what
-    notebooks store is the same wherever it is run.
+    Only the background is coloured, since green or red letters are unreadable on either a light or a dark page.
+    "not written yet" has no colour, so that a notebook's stored output is the same on every machine.
     """
     if line == "not written yet":
         return f"{name}: {line}"
@@ -124,20 +129,21 @@ def verdict_line(name: str, line: str) -> str:
 
 
 def coloured() -> bool:
-    """Whether stdout is a notebook or a terminal, and NO_COLOR (no-color.org) is not set."""
+    """Return whether to print colours: stdout is a notebook or a terminal, and NO_COLOR (no-color.org) is not set."""
     notebook = type(sys.stdout).__module__.startswith("ipykernel")
     return not os.environ.get("NO_COLOR") and (notebook or sys.stdout.isatty())
 
 
 def author(function: Callable) -> str:
+    """Return the name of a function with its author: "your my_norm" or "the book's norm"."""
     name = function.__name__
     return f"your {name}" if name.startswith("my_") else f"the book's {name}"
 
 
 def verdict(check: Callable, mine: Any, *given: Any, in_place: bool = False, seconds: float = SECONDS) -> str:
-    """The line of a check about an answer, "right" if it is right. Whatever the answer does, nothing is raised.
+    """Return the result of a check in one line ("right" for a right answer), even if the answer raises an exception.
 
-    Warnings are dropped, and what the answer writes to stderr goes to stdout. A KeyboardInterrupt passes.
+    Warnings are suppressed, and stderr is redirected to stdout. Only a KeyboardInterrupt by the user is raised.
     """
     answer = mine if in_place else watched(mine)
     try:
@@ -152,19 +158,19 @@ def verdict(check: Callable, mine: Any, *given: Any, in_place: bool = False, sec
 
 
 def functions(answer: Any) -> list[Callable]:
-    """The Python functions that an answer is, or holds as a tuple."""
+    """Return the Python functions in an answer, which may be a single function or a tuple."""
     parts = answer if isinstance(answer, tuple) else (answer,)
     return [part for part in parts if inspect.isfunction(part)]
 
 
 def written(function: Callable) -> bool:
-    """Whether its body differs from a stub's, which is `return None`."""
+    """Return whether the body of a function differs from the body of the stub, which is `return None`."""
     steps = [(step.opname, step.argval) for step in dis.get_instructions(inspect.unwrap(function))]
     return steps != [(step.opname, step.argval) for step in dis.get_instructions(lambda: None)]
 
 
 def message(error: AssertionError) -> str:
-    """The message of a check. If two numbers in it have the same digits, their difference is added."""
+    """Return a check's message; if two numbers in the message look equal, their difference is added."""
     line = str(error)
     if not (same := SAME.search(line)):
         return line
@@ -172,7 +178,7 @@ def message(error: AssertionError) -> str:
     names, numbers = frame.f_globals | frame.f_locals, set()
     with contextlib.suppress(Exception):
         source = ast.parse(textwrap.dedent(inspect.getsource(frame.f_code)))
-        for part in ast.walk(source):  # both numbers are values of an f-string in the function that failed
+        for part in ast.walk(source):  # both numbers come from an f-string in the function that failed
             with contextlib.suppress(Exception):
                 if isinstance(part, ast.FormattedValue) and eval(ast.unparse(ast.JoinedStr([part])), names) == same[1]:
                     numbers.add(float(eval(ast.unparse(part.value), names)))
@@ -181,7 +187,10 @@ def message(error: AssertionError) -> str:
 
 
 def stopped(error: BaseException, answer: Any) -> str:
-    """The exception, and the last line of the answer that it passed. Lines of the check are not shown."""
+    """Describe an exception: its type, the last line of the answer in its traceback, and its message.
+
+    Lines of the check itself are not shown.
+    """
     kind, why = type(error).__name__, f": {error}" if str(error) else ""
     codes = {getattr(inspect.unwrap(f), "__code__", f.__code__) for f in functions(answer)}
     files, lines = {code.co_filename for code in codes}, []
@@ -190,24 +199,24 @@ def stopped(error: BaseException, answer: Any) -> str:
             lines.append(linecache.getline(frame.f_code.co_filename, number).strip())
     if codes and not lines:
         form = " as an array: is it a list?" if "list" in str(error) else ""
-        return f"what it returns cannot be used{form}, {kind}{why}"
+        return f"its return value cannot be used{form}, {kind}{why}"
     return f"it stops with {kind}{f' at `{lines[-1]}`' if lines else ''}{why}"
 
 
 def say_failure(failed: dict[str, Callable], error: Exception) -> None:
-    """Say which functions in `ops.use` failed inside the model, and that the book's take their place."""
+    """Print which functions from `ops.use` failed inside the model, and that the book's functions replace them."""
     names = " and ".join(dict.fromkeys(getattr(f, "__name__", name) for name, f in failed.items()))
     print(
         f"{names}: inside the model {stopped(error, tuple(failed.values()))}."
-        f" This step is taken again from its beginning with the book's {' and '.join(failed)}.",
+        f" This step is repeated from its start with the book's {' and '.join(failed)}.",
         flush=True,
     )
 
 
 def watched(answer: Any) -> Any:
-    """The function, wrapped: it raises AssertionError if the function changed an array among its arguments.
+    """Wrap a function so that it raises AssertionError if it has changed an array among its arguments.
 
-    In a tuple each function is wrapped; any other value stays as it is.
+    If the answer is a tuple, each function in it is wrapped; any other value is returned unchanged.
     """
     if isinstance(answer, tuple):
         return tuple(map(watched, answer))
@@ -219,7 +228,7 @@ def watched(answer: Any) -> Any:
         try:
             named = inspect.signature(answer).bind(*args, **kwargs).arguments
         except TypeError as error:
-            raise AssertionError(f"it cannot be called with the arguments of the gap: {error}") from None
+            raise AssertionError(f"the function must accept the check's arguments, got {error}") from None
         before = [(name, a, a.tobytes()) for name, value in named.items() for a in arrays(value)]
         result = answer(*args, **kwargs)
         for name, a, content in before:
@@ -230,7 +239,7 @@ def watched(answer: Any) -> Any:
 
 
 def arrays(value: Any) -> Iterator[np.ndarray]:
-    """The arrays in a value: itself, or those in a tuple, list or dict."""
+    """Yield the arrays in a value: the value itself, or the arrays in a tuple, list or dict."""
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, tuple | list | dict):
@@ -240,10 +249,10 @@ def arrays(value: Any) -> Iterator[np.ndarray]:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Stop what runs inside after so many seconds with an AssertionError; only the main thread can be stopped so.
+    """Raise AssertionError if the code in the `with` block exceeds the time limit. Works only in the main thread.
 
-    If the machine is busy and this process had the processor for less than half of them, it gets as many seconds again,
-    PATIENCE times in all: an answer is not wrong because others compute.
+    If the machine is busy and this process had the processor for less than half of the time limit, the limit is
+    extended by `seconds`, up to PATIENCE times in all, because an answer is not wrong if other programs slow it down.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -260,7 +269,7 @@ def time_limit(seconds: float) -> Iterator[None]:
                 break
         late.set()
         if hasattr(signal, "pthread_kill"):
-            signal.pthread_kill(main, signal.SIGINT)  # wakes a sleep or a lock, too
+            signal.pthread_kill(main, signal.SIGINT)  # also interrupts a sleep or a lock
         else:
             signal.raise_signal(signal.SIGINT)
 
@@ -278,19 +287,23 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def show_rejected(check: Callable, wrong_answers: dict[str, Any], *given: Any, in_place: bool = False) -> None:
-    """Print why a check rejects each wrong answer, {what is wrong: answer}; RuntimeError if it accepts one."""
+    """Print why a check rejects each wrong answer of a dict {description of the mistake: answer}.
+
+    Raises RuntimeError if the check accepts a wrong answer.
+    """
     for what, wrong in wrong_answers.items():
         line = verdict(check, wrong, *given, in_place=in_place)
         if line in ("right", "not written yet"):
-            raise RuntimeError(f"{check.__name__} says {line} to a wrong answer: {what}")
+            raise RuntimeError(f"{check.__name__} must reject the wrong answer {what!r}, got {line!r}")
         print(f"rejected, {what}: {line}")
 
 
 def results(name: str) -> dict[str, Any]:
-    """Read a stored result of the book, such as "ch18": its "rows", and "config", "commit", "date" and "machine".
+    """Read a stored result of the book, such as "ch18": a dict of "rows", "config", "commit", "date" and "machine".
 
-    The folders, in this order: data/results of the working directory and of each folder above it, of a checkout that
-    the library is imported from, and the copy in an installed library. Raises NanoEulerError if none has the file.
+    The search covers data/results in the working directory, in each folder above it and in the checkout that the
+    library is imported from, and then the copy in an installed library. Raises NanoEulerError if no folder has the
+    file.
     """
     roots = (Path.cwd(), *Path.cwd().parents, PACKAGE.parent)
     for folder in (*(root / "data" / "results" for root in roots), PACKAGE / "results"):
@@ -298,7 +311,7 @@ def results(name: str) -> dict[str, Any]:
             return json.loads(path.read_text("utf-8"))
     raise NanoEulerError(
         f"the stored result must be a file of data/results in the book's repository, got {name!r}: run this notebook "
-        "in a clone of the repository, or install the library anew with python -m pip install CLONE"
+        "in a clone of the repository, or reinstall the library with python -m pip install CLONE"
     )
 
 

@@ -1,4 +1,4 @@
-"""How well a model does: on Königsberg, where the truth behind each token is known, and in the form of its replies."""
+"""Evaluate a model token by token on Königsberg's stories, whose source is known, and find malformed replies."""
 
 import math
 import re
@@ -19,12 +19,11 @@ from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
 @dataclass(frozen=True)
 class Measured:
-    """A model beside the truth, token by token over many stories. All arrays are [n] for n tokens.
+    """A model compared with the source over many stories. All arrays are [n] for n tokens.
 
-    nats: the model's surprise; right: whether its most likely token is the one that stands there; bits: the surprise of
-    the source, which predicts the same tokens (`town.token_costs`); tag: konigsberg.FREE, GRAMMAR or FACT, by what the
-    token's bytes cost (`konigsberg.token_truth`); words: distance to the fact in words, -1 where there is none; bytes:
-    bytes of the stories.
+    nats: the model's loss at each token; right: whether the model's most likely token is the actual token; bits: the
+    source's loss at each token (`town.token_costs`); tag: konigsberg.FREE, GRAMMAR or FACT (`konigsberg.token_truth`);
+    words: distance to the fact in words, -1 if no fact decides the token; bytes: total size of the stories.
     """
 
     nats: np.ndarray
@@ -36,30 +35,31 @@ class Measured:
 
     @property
     def bits_per_byte(self) -> float:
+        """The model's loss on the stories, in bits per byte."""
         return float(self.nats.sum() / np.log(2) / self.bytes)
 
     @property
     def floor(self) -> float:
-        """Bits per byte of the source itself, on the same stories."""
+        """The source's loss on the same stories, in bits per byte."""
         return float(self.bits.sum() / self.bytes)
 
     def accuracy(self, tag: int, beyond: int = -1) -> float:
-        """Share of right tokens among those of a tag, whose fact is more than `beyond` words away; NaN if none."""
+        """Return the model's accuracy on the tokens with a tag; NaN if no token has the tag.
+
+        beyond: count only tokens more than `beyond` words after their fact; -1: count all tokens with the tag.
+        """
         chosen = (self.tag == tag) & ((self.words > beyond) if beyond >= 0 else True)
         return float(self.right[chosen].mean()) if chosen.any() else float("nan")
 
 
 def measure(
-    model: GPT | Callable[[np.ndarray], np.ndarray],
-    tokenizer: Tokenizer,
-    stories: Iterable[Story],
-    rows: int = 16,
+    model: GPT | Callable[[np.ndarray], np.ndarray], tokenizer: Tokenizer, stories: Iterable[Story], rows: int = 16
 ) -> Measured:
-    """Run a model over stories, each in a row of its own behind an end-of-text token.
+    """Compare a model with the source on stories, one per row after an end-of-text token.
 
-    model: a GPT, or any function from tokens [B, T] to log-probabilities [B, T, V] of the token that comes next, in
-    nats. Stories longer than a GPT's context are left out. The end of a story is scored as well (0 bits at the
-    source). Raises NanoEulerError if no story is left. Chapter 03.
+    model: a GPT, or a function from tokens [B, T] to log-probabilities [B, T, V] of the next token, in nats; rows:
+    stories per batch. Stories longer than a GPT's context are skipped. The end of a story is scored too (its cost under
+    the source is 0 bits). Raises NanoEulerError if no story is left. Chapter 02.
     """
     end, longest = tokenizer.special_tokens[END_OF_TEXT], math.inf
     if isinstance(model, GPT):
@@ -67,7 +67,7 @@ def measure(
     pairs = [(story, np.asarray(tokenizer.encode(story.text)).astype(np.int64)) for story in stories]
     pairs = [(story, ids) for story, ids in pairs if len(ids) < longest]
     if not pairs:
-        raise NanoEulerError(f"there are no stories of fewer than {longest} tokens, expected at least one")
+        raise NanoEulerError(f"stories must include one of fewer than {longest} tokens, got none")
     time = 1 + max(len(ids) for _, ids in pairs)
     nats, right, truths, costs = [], [], [], []
     for start in range(0, len(pairs), rows):
@@ -97,31 +97,31 @@ def measure(
 
 
 def log_probabilities(model: GPT, tokens: np.ndarray) -> np.ndarray:
-    """Head 0's log-probabilities, [B, T] -> [B, T, V]."""
+    """Return the log-probabilities of the next token (head 0) in nats: tokens [B, T] -> [B, T, V]."""
     logits = model.logits(tokens)
     logits -= logits.max(axis=-1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
-# ---- Replies of any content
+# ---- Malformed replies
 
-# What only a prompt has: markers, and of Alpaca's template its headings and first words.
+# Text that belongs in prompts only: special markers, and the headings and first words of Alpaca's template.
 TEMPLATE = (
     END_OF_TEXT,
     USER,
     ASSISTANT,
     *re.findall(r"^### .*|^Below is an instruction", alpaca_prompt("x", "x"), re.M),
 )
-PERIOD, TIMES = 12, 4  # so many words, so often in a row, are a loop
-SENTENCE, COPIES = 5, 3  # and so is a sentence of at least so many words that stands there so often
+PERIOD, TIMES = 12, 4  # a loop: at most PERIOD words, repeated TIMES times in a row,
+SENTENCE, COPIES = 5, 3  # or a sentence of at least SENTENCE words that occurs COPIES times
 
 
 def fault(reply: str, ended: bool) -> str | None:
-    """What is wrong with the form of a reply, whatever it says: "unended", "empty", "marker" or "loop"; None: nothing.
+    """Return the fault in the form of a reply: "unended", "empty", "marker", "loop", or None if the form is correct.
 
-    ended: whether the model ended it (`chat.Chat.ended`). A marker is a piece of the template that only the prompt has;
-    a loop the same 1 to PERIOD words TIMES in a row, or a sentence of SENTENCE words or more that stands there COPIES
-    times. Of the replies that people wrote for Dolly fewer than one in a thousand have a fault.
+    ended: whether the model ended the reply itself (`chat.Chat.ended`). A marker is a piece of the prompt's template. A
+    loop is a sequence of 1 to PERIOD words that occurs TIMES times in a row, or a sentence of at least SENTENCE words
+    that occurs COPIES times. Of the human replies in Dolly, fewer than one in a thousand have a fault.
     """
     if not ended:
         return "unended"
@@ -133,10 +133,10 @@ def fault(reply: str, ended: bool) -> str | None:
 
 
 def loops(text: str) -> bool:
-    """Whether a text says the same over and over (`fault`)."""
+    """Return whether a text repeats itself, as `fault` defines a loop."""
     words = text.lower().split()
     for period in range(1, PERIOD + 1):
-        run = 0  # words in a row that are the one a period before
+        run = 0  # successive words equal to the word one period earlier
         for before, word in zip(words, words[period:]):
             run = run + 1 if word == before else 0
             if run == period * (TIMES - 1):

@@ -1,4 +1,4 @@
-"""The look of the book's figures, and the figures that more than one chapter draws."""
+"""Set the style of the book's figures, and draw the figures that several chapters share."""
 
 import re
 from collections.abc import Sequence
@@ -6,12 +6,12 @@ from importlib.resources import files
 
 import numpy as np
 
-HEAT = ("#fdfcf8", "#f6c9a6", "#e8814f")  # from paper to orange; black text stays legible on all of it
+HEAT = ("#fdfcf8", "#f6c9a6", "#e8814f")  # from paper to orange; black text is legible on every shade
 MARK = "#1a5fa8"
 
 
 def use_style() -> None:
-    """Give every matplotlib figure drawn from here on the book's look (`nanoeuler.mplstyle` says why it is so)."""
+    """Apply the book's style to all later matplotlib figures (`nanoeuler.mplstyle` gives the reasons for it)."""
     import matplotlib.pyplot as plt
 
     plt.style.use(files("nanoeuler_lib") / "nanoeuler.mplstyle")
@@ -20,10 +20,11 @@ def use_style() -> None:
 def surprise_text(
     ax, text: str, lengths: Sequence[int], values: np.ndarray, underlined: np.ndarray, columns: int = 44
 ) -> None:
-    """Draw a text token by token, each on a background that darkens with its value and is full at 6.
+    """Draw a text; each token's background darkens with the token's value and is darkest at 6 bits.
 
-    lengths: bytes of each token; values: [tokens], in bits, further ones (an end of text) are left out; one that rounds
-    to 1 or more stands above its token; underlined: [tokens] booleans; columns: characters in a line. Chapter 03.
+    lengths: number of bytes of each token; values: [tokens], in bits; extra entries (such as for an end of text) are
+    ignored, and values that round to 1 or more are printed above their token; underlined: [tokens] booleans; columns:
+    characters per line. Chapter 02.
     """
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -34,7 +35,7 @@ def surprise_text(
     for length, value, line in zip(lengths, values, underlined):
         start, end = end, end + int(length)
         (above, left), (row, right) = at[character[start]], at[character[end - 1]]
-        left = 0 if above < row else left  # the blank that it begins with stands at the end of the line above
+        left = 0 if above < row else left  # its leading space is at the end of the line above
         ax.barh(row, right + 1 - left, 0.97, left, align="edge", color=heat(min(value / 6, 1.0)))
         if value >= 0.95:
             number = dict(fontsize=8, ha="right", va="top", color="#262626")
@@ -51,7 +52,7 @@ def surprise_text(
 
 
 def _wrap(text: str, columns: int) -> list[tuple[int, int]]:
-    """Row and column of each character when lines break before words, the blank at a break where its line ends."""
+    """Return the row and column of each character, with lines broken before words and after spaces."""
     row, column, at = 0, 0, []
     for word in re.findall(r"\s?\S+", text):
         at.append((row, column))
@@ -63,11 +64,11 @@ def _wrap(text: str, columns: int) -> list[tuple[int, int]]:
 
 
 def ladder(rows: Sequence[dict], floor: float):
-    """The running ladder: bits per byte of each model above the floor, and below it the facts that it gets right.
+    """Draw the book's comparison of models: bits per byte above the floor, and the accuracy on facts below.
 
-    rows: from the lowest rung up, each with name, bits_per_byte (above the floor, for the axis is logarithmic),
-    fact_accuracy, fact_accuracy_beyond_10_words (both 0 to 1) and, for what the book builds, "goal": True. Returns the
-    figure. data/results/ladder.json holds such rows.
+    rows: from the weakest model up, each with name, bits_per_byte (greater than `floor`, because the axis is
+    logarithmic), fact_accuracy, fact_accuracy_beyond_10_words (both 0 to 1) and, for the book's own models, "goal":
+    True; data/results/ladder.json holds such rows. floor: bits per byte of the source. Returns the figure.
     """
     import matplotlib.pyplot as plt
 

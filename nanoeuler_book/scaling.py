@@ -1,11 +1,11 @@
-"""Scaling laws: how far models are above the source, what a power law fitted to a few of them says of larger ones, and
-how far that may be believed.
+"""Scaling laws: measure a model's excess loss over the source, and fit a power law with confidence intervals.
 
-The law is L(N, M) = E + a N^-alpha + b M^-beta, in bits per byte, of a model of N parameters that has read M tokens
-(Hoffmann et al. 2022). Königsberg knows E: `measure` gives a model's loss as E plus the divergence from the source,
-place by place. For given exponents the law is linear in E, a and b; `fit` tries all exponents of a grid (variable
-projection, Golub and Pereyra 1973), and the same grid holds every interval: E is what the law says of infinitely many
-parameters and tokens. `huber` is the fit that was published, over all five at once. Chapter 19.
+The law is L(N, M) = E + a N^-alpha + b M^-beta, in bits per byte, for a model of N parameters trained on M tokens
+(Hoffmann et al. 2022). For Königsberg, E is known: `excess` computes a model's KL divergence from the source at each
+position, and the model's loss is E plus the sum of these divergences per byte. For given exponents the law is linear in
+E, a and b. `fit` therefore tries all exponents of a grid (variable projection, Golub and Pereyra 1973), and the same
+grid gives every confidence interval; E is the law's value at infinitely many parameters and tokens. `huber` fits all
+five numbers at once, as Hoffmann et al. do. Chapter 19.
 """
 
 import math
@@ -25,15 +25,15 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text.tokenizer import Tokenizer
 
-# ---- What is measured
+# ---- Measuring
 
 
 class Source(NamedTuple):
-    """Stories, one a row behind an end-of-text token, and what the source says at every place of them.
+    """Stories, one per row after an end-of-text token, and the source's distribution at every position.
 
-    tokens: int64 [S, T], filled up with the end of text; law: of every place that predicts something; entropy: bits
-    [S, T], 0 elsewhere; parts: the names of what places are about; part: [S, T], an index into them, -1 elsewhere;
-    bytes: of the stories.
+    tokens: int64 [S, T], padded with the end of text; law: the distribution at every position that predicts a token;
+    entropy: the entropy of this distribution, in bits [S, T], 0 in the padding; parts: names of kinds of position;
+    part: [S, T], index into `parts`, -1 in the padding; bytes: total size of the stories.
     """
 
     tokens: np.ndarray
@@ -45,19 +45,20 @@ class Source(NamedTuple):
 
     @property
     def floor(self) -> float:
-        """E: bits per byte of the source itself, the mean of what it may say and not of what it said."""
+        """E, the source's entropy in bits per byte: expected costs of tokens, not costs of actual tokens."""
         return float(self.entropy.sum() / self.bytes)
 
 
 def source_of(stories: Iterable[Story], tokenizer: Tokenizer) -> Source:
-    """Put stories into rows, with the source's law at each place.
+    """Put stories into rows and compute the source's distribution at each position.
 
-    A place's part is "free" where the source chooses; where a fact decides (`konigsberg.token_truth`), the question
-    that asks for it, or "told: " and the kind of story; "form" elsewhere. Raises NanoEulerError if there is no story.
+    The part of a position is "free" if the source chooses the token freely; "asked: " + the kind of question, or "told:
+    " + the kind of story, if a fact decides the token (`konigsberg.token_truth`); and "form" otherwise. Raises
+    NanoEulerError if no story is given.
     """
     stories = list(stories)
     if not stories:
-        raise NanoEulerError("there are no stories, expected at least one")
+        raise NanoEulerError("stories must contain at least one story, got none")
     rows = [row_of(story.text, tokenizer) for story in stories]
     tokens = np.full((len(rows), max(map(len, rows))), rows[0][0], np.int64)
     entropy, part, entries, names = np.zeros(tokens.shape), np.full(tokens.shape, -1), [], {}
@@ -76,7 +77,7 @@ def source_of(stories: Iterable[Story], tokenizer: Tokenizer) -> Source:
 
 
 def _parts(story, lengths):
-    """What each token of a story, and the end behind it, is about."""
+    """Yield the part (see `source_of`) of each token of a story and of the end of text after the story."""
     last = story.text.rpartition("\n")[2]
     asked = next((q.kind for q in story.questions if last.startswith(q.text)), "")
     ends = np.cumsum(lengths)
@@ -88,16 +89,16 @@ def _parts(story, lengths):
 
 
 def excess(model: GPT | Callable[[np.ndarray], np.ndarray], source: Source, rows: int = 64) -> np.ndarray:
-    """Return KL(source || model) at each place, in bits, float64 [S, T].
+    """Return KL(source || model) at each position, in bits, float64 [S, T].
 
-    model: a GPT, or a function from tokens [B, T] to log-probabilities [B, T, V] in nats. No token is drawn: the sum
-    goes over all that the source may say.
+    model: a GPT, or a function from tokens [B, T] to log-probabilities [B, T, V] in nats; rows: stories per batch. The
+    sum is exact: it runs over every token that the source might choose.
     """
     if isinstance(model, GPT):
         model = partial(log_probabilities, model)
     law, found = source.law, np.zeros(source.tokens.shape)
     for start in range(0, len(source.tokens), rows):
-        here = slice(*np.searchsorted(law.row, [start, start + rows]))  # stories stand in order
+        here = slice(*np.searchsorted(law.row, [start, start + rows]))  # entries are sorted by row
         row, place, token, p = (x[here] for x in law)
         log_p = model(source.tokens[start : start + rows])[row - start, place, token]
         np.add.at(found, (row, place), p * (np.log2(p) - log_p / math.log(2)))
@@ -105,7 +106,7 @@ def excess(model: GPT | Callable[[np.ndarray], np.ndarray], source: Source, rows
 
 
 def by_part(divergence: np.ndarray, source: Source) -> dict[str, float]:
-    """Split what a model loses [S, T] by what places are about: bits per byte of all stories, which add up to it."""
+    """Split a model's excess [S, T] by part, in bits per byte of all stories; the parts sum to the total excess."""
     there = source.part >= 0
     sums = np.bincount(source.part[there], divergence[there], len(source.parts))
     return dict(zip(source.parts, (sums / source.bytes).tolist(), strict=True))
@@ -115,7 +116,7 @@ def by_part(divergence: np.ndarray, source: Source) -> dict[str, float]:
 
 
 class PowerLaw(NamedTuple):
-    """E + a N^-alpha + b M^-beta, in bits per byte."""
+    """The power law E + a N^-alpha + b M^-beta, in bits per byte."""
 
     floor: float
     a: float
@@ -124,14 +125,17 @@ class PowerLaw(NamedTuple):
     beta: float
 
     def __call__(self, parameters: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """The loss of models of so many parameters [n] behind so many tokens [n]; either may be infinite."""
+        """Return the predicted loss for numbers of parameters [n] and of training tokens [n]; both may be infinite."""
         n, m = np.asarray(parameters, float), np.asarray(tokens, float)
         return self.floor + self.a * n**-self.alpha + self.b * m**-self.beta
 
 
 class Runs(NamedTuple):
-    """Trained models: parameters and tokens read [n], loss in bits per byte [n], and how far it would lie from that of
-    another seed: standard deviations [n], whose ratios alone count in a fit."""
+    """Trained models, as arrays [n].
+
+    parameters: number of parameters; tokens: number of training tokens; loss: in bits per byte; spread: standard
+    deviation of the loss over seeds (only the ratios of spreads affect a fit).
+    """
 
     parameters: np.ndarray
     tokens: np.ndarray
@@ -139,19 +143,20 @@ class Runs(NamedTuple):
     spread: np.ndarray
 
     def take(self, which: np.ndarray) -> "Runs":
-        """Some of the runs, by index or mask."""
+        """Return some of the runs, by index or mask."""
         return Runs(*(np.asarray(x)[which] for x in self))
 
 
-LOW, HIGH, POINTS = 0.02, 2.0, 64  # exponents that are tried
+LOW, HIGH, POINTS = 0.02, 2.0, 64  # the grid of exponents: bounds and number of points
 
 
 class Surface(NamedTuple):
-    """The least squares of E, a, b for each pair of exponents: arrays [..., A, B] of A alphas and B betas.
+    """Least-squares fits of E, a, b for each pair of exponents: arrays [..., A, B] of A alphas and B betas.
 
-    rss: the weighted sum of squares that is left; a, b: the coefficients, of N^-alpha and M^-beta in `units`; mean: of
-    the loss and of the two columns; inverse: of their products about the means, (first, both, second); sure: variance
-    of the mean loss; freedom: runs less the numbers that are fitted.
+    rss: weighted residual sum of squares; a, b: coefficients of N^-alpha and M^-beta with N and M in `units`; mean:
+    means of the loss and the two regressors; inverse: entries (first, both, second) of the inverse of the regressors'
+    covariance sums; sure: variance of the mean loss; freedom: degrees of freedom, the number of runs minus the number
+    of fitted numbers.
     """
 
     alpha: np.ndarray
@@ -166,14 +171,14 @@ class Surface(NamedTuple):
     units: tuple[float, float]
 
     def columns(self, parameters: float, tokens: float) -> tuple[np.ndarray, np.ndarray]:
-        """N^-alpha [A, 1] and M^-beta [1, B], in `units`."""
+        """Return the regressors N^-alpha [A, 1] and M^-beta [1, B], with N and M in `units`."""
         return (
             np.power(parameters / self.units[0], -self.alpha)[:, None],
             np.power(tokens / self.units[1], -self.beta)[None, :],
         )
 
     def at(self, parameters: float, tokens: float) -> tuple[np.ndarray, np.ndarray]:
-        """What each pair of exponents says of a model: the loss, and its variance where the noise is 1; [..., A, B]."""
+        """Return a model's predicted loss and its variance at unit noise, for each pair of exponents [..., A, B]."""
         y, u, v = self.mean
         du, dv = (x - mean for x, mean in zip(self.columns(parameters, tokens), (u, v), strict=True))
         first, both, second = self.inverse
@@ -181,7 +186,7 @@ class Surface(NamedTuple):
         return y + self.a * du + self.b * dv, variance
 
     def law(self) -> PowerLaw:
-        """The law that leaves the least."""
+        """Return the law with the smallest residual sum of squares."""
         i, j = np.unravel_index(self.rss.argmin(), self.rss.shape)
         alpha, beta = float(self.alpha[i]), float(self.beta[j])
         floor = float(self.at(np.inf, np.inf)[0][i, j])
@@ -192,18 +197,19 @@ class Surface(NamedTuple):
         return PowerLaw(floor, a, alpha, b, beta)
 
     def limit(self, level: float = 0.95) -> float:
-        """How much may be left at exponents that are not ruled out: 1 + t^2 / freedom times the least."""
+        """Return the largest rss in the confidence region of the exponents: (1 + t^2 / freedom) x the smallest."""
         return float(self.rss.min()) * (1 + significance.quantile(1 - level, self.freedom + 1) ** 2 / self.freedom)
 
     def interval(
         self, parameters: float = np.inf, tokens: float = np.inf, level: float = 0.95, noise: float = 0.0
     ) -> tuple[float, float]:
-        """The losses of a model that are not ruled out: those at which the best law leaves at most `limit`.
+        """Return a profile-likelihood confidence interval for the loss of a model, by default for E (infinite size).
 
-        By default of infinitely many parameters and tokens: E. For one pair of exponents what is left grows with the
-        square of the distance from what it says, so each pair gives an interval in closed form; this is their union.
-        noise: of a run that is to be predicted, as many times the spread of weight 1; 0 for the law's own value.
-        Nothing below 0 is given. Venzon and Moolgavkar 1988.
+        A loss is inside if some law that predicts it has an rss of at most `limit` (Venzon and Moolgavkar 1988). For
+        one pair of exponents the rss grows with the square of the distance from the predicted loss, which gives an
+        interval in closed form; the result is the union of these intervals, cut off at 0. noise: for a prediction
+        interval, the noise of a new run in multiples of the spread of weight 1; 0: a confidence interval for the law's
+        value.
         """
         value, variance = self.at(parameters, tokens)
         limit, best = self.limit(level), float(value[np.unravel_index(self.rss.argmin(), self.rss.shape)])
@@ -214,12 +220,13 @@ class Surface(NamedTuple):
 
 
 def confidence_set(value: np.ndarray, variance: np.ndarray, rss: np.ndarray, limit: float) -> tuple[float, float]:
-    """The lowest and the highest number at which some pair of exponents leaves no more than `limit`.
+    """Return the lowest and highest value at which some pair of exponents has an rss of at most `limit`.
 
-    value, variance: of the number at each pair, as `Surface.at` gives them; rss: what is left there. Held at a distance
-    d from its value, the number costs d^2 / variance more.
+    value, variance: the prediction at each pair and its variance (`Surface.at`); rss: the
+    residual sum of squares there. At a distance d from the prediction, the rss is larger by
+    d^2 / variance.
     """
-    # rounding may leave a variance below 0
+    # rounding can make a variance negative
     half = np.sqrt(np.maximum(limit - rss, 0) * np.maximum(variance, 0))
     allowed = rss <= limit
     return float((value - half)[allowed].min()), float((value + half)[allowed].max())
@@ -231,14 +238,14 @@ def surface(
     """Solve for E, a, b at every pair of exponents alpha [A], beta [B].
 
     counts: how often each run counts, [n] or [..., n] for several fits at once (a bootstrap); by default once. floor: E
-    where it is known; a and b alone are solved for. Pairs at which a or b is not positive get an infinite rss. Raises
-    NanoEulerError for fewer than 6 runs, or for numbers that are not positive.
+    if it is known, so that only a and b are solved for. Pairs at which a or b is not positive get an infinite rss.
+    Raises NanoEulerError for fewer than 6 runs, or for values that are not positive.
     """
     n, m, loss, spread = (np.asarray(x, float) for x in runs)
     if len(loss) < 6:
-        raise NanoEulerError(f"there are {len(loss)} runs, expected at least 6 for a law of 5 numbers")
+        raise NanoEulerError(f"a fit of 5 numbers must have at least 6 runs, got {len(loss)}")
     if not all(np.all(np.isfinite(x) & (x > 0)) for x in (n, m, loss, spread)):
-        raise NanoEulerError("parameters, tokens, losses and spreads are expected to be positive numbers")
+        raise NanoEulerError("parameters, tokens, losses and spreads must all be positive and finite")
     units = tuple(float(np.exp(np.log(x).mean())) for x in (n, m))
     w = spread**-2 * (1.0 if counts is None else np.asarray(counts, float))
     u, v = (x[:, None] / unit for x, unit in zip((n, m), units, strict=True))
@@ -247,7 +254,7 @@ def surface(
     total, y = w.sum(axis=-1)[..., None, None], (w @ loss)[..., None, None]
     sum_u, sum_v = (w @ u)[..., :, None], (w @ v)[..., None, :]
     both = (w @ (u[:, :, None] * v[:, None, :]).reshape(len(n), -1)).reshape(*w.shape[:-1], len(alpha), len(beta))
-    # E runs through the means, and without a known E the best one does; about them a and b are left
+    # An unknown E is eliminated by centring all variables on their means; a known E is subtracted. Then a, b remain.
     mean_y, mean_u, mean_v = (y / total, sum_u / total, sum_v / total) if floor is None else (floor, 0.0, 0.0)
 
     def about(products, first, first_mean, second, second_mean):
@@ -270,16 +277,17 @@ def surface(
 
 
 def fit(runs: Runs, floor: float | None = None, level: float = 0.95, zooms: int = 3) -> Surface:
-    """Fit the law by variable projection: the grid of all exponents, then grids of what is not ruled out.
+    """Fit the law by variable projection on a grid of exponents, then on finer grids of the confidence region.
 
-    floor: E where it is known. The last grid holds every pair of exponents that an interval of `level` needs. Raises
-    NanoEulerError as `surface` does, and if no pair of exponents has positive a and b (the losses do not fall).
+    floor: E if it is known. level: the confidence level of the region that the last grid covers; zooms: number of finer
+    grids. Raises NanoEulerError as `surface` does, and if no pair of exponents has positive a and b (the losses do not
+    fall).
     """
     alpha = beta = np.geomspace(LOW, HIGH, POINTS)
     for zoom in range(zooms + 1):
         found = surface(runs, alpha, beta, floor=floor)
         if not np.isfinite(found.rss).any():
-            raise NanoEulerError("no power law falls as these runs do: expected losses that fall with N and with M")
+            raise NanoEulerError("losses must fall with N and with M: no law with positive a and b fits these runs")
         if zoom < zooms:
             allowed = found.rss <= found.limit(level)
             alpha, beta = (_around(x, allowed.any(axis=axis)) for x, axis in ((alpha, 1), (beta, 0)))
@@ -287,17 +295,17 @@ def fit(runs: Runs, floor: float | None = None, level: float = 0.95, zooms: int 
 
 
 def _around(x, allowed):
-    """As many points over what is allowed and one step more to either side, within the exponents that are tried."""
+    """Return len(x) points over the allowed range, widened by one step on each side but limited to LOW to HIGH."""
     at, ratio = np.flatnonzero(allowed), x[1] / x[0]
     return np.geomspace(max(LOW, x[at[0]] / ratio), min(HIGH, x[at[-1]] * ratio), len(x))
 
 
 def reweighted(runs: Runs, share: float, rounds: int = 30) -> Runs:
-    """Runs whose spreads are a share of what the law fitted to them is above its own floor.
+    """Return the runs with spreads proportional to the fitted excess over the floor.
 
-    share: of the excess, by which seeds scatter. Nobody knows the excess without the floor. So the first fit takes the
-    loss for it, each later one what the fit before says, until the floor moves by less than 1e-5 or `rounds` are over.
-    Raises NanoEulerError as `fit` does.
+    share: the spread over seeds as a fraction of the excess. The excess depends on the unknown floor, so the fit is
+    repeated. The first fit uses the loss itself, and each later fit uses the excess of the previous fit. The last fit
+    is the one that changes the floor by less than 1e-5, or fit number `rounds`. Raises NanoEulerError as `fit` does.
     """
     above, before = np.asarray(runs.loss, float), np.inf
     for _ in range(rounds):
@@ -310,19 +318,20 @@ def reweighted(runs: Runs, share: float, rounds: int = 30) -> Runs:
     return runs._replace(spread=share * above)
 
 
-# ---- Other fits, other intervals
+# ---- Alternative fits and intervals
 
 
 def huber(
     runs: Runs, delta: float = 1e-3, starts: Sequence[PowerLaw] | None = None, tolerance: float = 1e-9
 ) -> PowerLaw:
-    """Fit all five numbers at once: the sum over runs of Huber's loss of log L, as Hoffmann et al. 2022 do.
+    """Fit all five numbers at once by minimising the summed Huber loss of log L, as Hoffmann et al. 2022 do.
 
-    log L is the log-sum-exp of log E, log a - alpha log N and log b - beta log M. starts: laws to begin with, by
-    default 24; the best end is kept. tolerance: of the slopes, behind which `bfgs` stops.
+    log L is the log-sum-exp of log E, log a - alpha log N and log b - beta log M. delta: the residual at which Huber's
+    loss becomes linear; starts: initial laws (by default 24); the best result of all starts is returned; tolerance:
+    largest gradient entry at which `bfgs` stops.
     """
     log_n, log_m, y = (np.log(np.asarray(x, float)) for x in runs[:3])
-    shift_n, shift_m = log_n.mean(), log_m.mean()  # a and b of average runs: of the size of E
+    shift_n, shift_m = log_n.mean(), log_m.mean()  # makes a and b comparable to E in size
 
     def objective(x):
         terms = np.stack([x[0] + 0 * y, x[1] - x[2] * (log_n - shift_n), x[3] - x[4] * (log_m - shift_m)])
@@ -352,7 +361,7 @@ def huber(
         ]
     ends = [bfgs(objective, x, tolerance) for x in begins]
     e, a, alpha, b, beta = min(ends, key=lambda x: objective(x)[0])
-    # where the runs leave an exponent open it may run away; the coefficient beside it stays finite
+    # if the runs do not determine an exponent, it may diverge; keep its coefficient finite
     floor, a, b = np.exp(np.minimum([e, a + alpha * shift_n, b + beta * shift_m], 700))
     return PowerLaw(*map(float, (floor, a, alpha, b, beta)))
 
@@ -360,9 +369,10 @@ def huber(
 def bfgs(
     objective: Callable[[np.ndarray], tuple[float, np.ndarray]], x: np.ndarray, tolerance: float, steps: int = 500
 ) -> np.ndarray:
-    """Walk downhill from x until every slope is below `tolerance`, an absolute number. Nocedal and Wright, 6.1.
+    """Minimise a function by BFGS (Nocedal and Wright, section 6.1) and return the minimiser [n].
 
-    objective: x [n] -> (value, slopes [n]).
+    objective: x [n] -> (value, gradient [n]); x: the starting point; tolerance: stop once every entry of the gradient
+    is smaller; steps: maximum number of steps.
     """
     value, slope = objective(x)
     inverse = np.eye(len(x)) / max(1e-12, float(np.abs(slope).max())) * 0.1
@@ -370,7 +380,7 @@ def bfgs(
         if np.abs(slope).max() < tolerance:
             break
         step = -inverse @ slope
-        if step @ slope >= 0:  # rounding has spoilt the matrix
+        if step @ slope >= 0:  # rounding has made the matrix indefinite
             inverse, step = np.eye(len(x)), -slope
         size = 1.0
         while True:
@@ -390,11 +400,11 @@ def bfgs(
 
 
 def bootstrap(runs: Runs, draws: int, rng: np.random.Generator, points: int = 48) -> np.ndarray:
-    """Fit as many resamples of the runs, each of n runs drawn with replacement; rows (E, alpha, beta), [draws, 3].
+    """Fit bootstrap resamples of the runs and return their (E, alpha, beta), at most [draws, 3].
 
-    One grid of exponents serves them all, from a quarter to four times those that fit all runs. A resample with fewer
-    than 6 different runs is drawn again, one that no law fits is left out. Raises NanoEulerError as `fit` does, and if
-    no resample is left.
+    Each resample has n runs drawn with replacement. All fits use one grid of exponents, from a quarter to four times
+    the exponents fitted to all runs. A resample with fewer than 6 different runs is drawn again; a resample that no law
+    fits is dropped. Raises NanoEulerError as `fit` does, and if no resample is left.
     """
     law, n, counts = fit(runs).law(), len(runs.loss), []
     alpha, beta = (np.geomspace(max(LOW, x / 4), min(HIGH, 4 * x), points) for x in (law.alpha, law.beta))
@@ -403,7 +413,7 @@ def bootstrap(runs: Runs, draws: int, rng: np.random.Generator, points: int = 48
         if np.count_nonzero(drawn) >= 6:
             counts.append(drawn)
     rows = []
-    for start in range(0, draws, 50):  # 50 grids at a time stay in the cache
+    for start in range(0, draws, 50):  # 50 grids at a time fit in the cache
         found = surface(runs, alpha, beta, np.array(counts[start : start + 50]))
         best = found.rss.reshape(len(found.rss), -1).argmin(axis=1)
         value = found.at(np.inf, np.inf)[0].reshape(len(found.rss), -1)
@@ -411,16 +421,19 @@ def bootstrap(runs: Runs, draws: int, rng: np.random.Generator, points: int = 48
         fitted = np.isfinite(found.rss.reshape(value.shape)[np.arange(len(best)), best])
         rows.append(np.stack([value[np.arange(len(best)), best], alpha[i], beta[j]], axis=1)[fitted])
     if not any(map(len, rows)):
-        raise NanoEulerError("no power law falls as resamples of these runs do: expected more runs, or less noise")
+        raise NanoEulerError("no power law fits any resample of these runs: add runs, or runs with less noise")
     return np.concatenate(rows)
 
 
 def interval_score(low: float, high: float, truth: float, level: float = 0.95) -> float:
-    """What an interval costs: its width, and 2 / (1 - level) times how far it misses. Gneiting and Raftery 2007."""
+    """Score an interval (lower is better): width + 2 / (1 - level) x miss distance. Gneiting and Raftery 2007."""
     return high - low + 2 / (1 - level) * (max(0.0, low - truth) + max(0.0, truth - high))
 
 
 def parabola(sizes: np.ndarray, losses: np.ndarray) -> float:
-    """The size at the bottom of a parabola in log size through losses [n] of one compute (Hoffmann's approach 2)."""
+    """Return the size at the minimum of a parabola in log size, fitted to losses [n] of equal compute.
+
+    Approach 2 of Hoffmann et al. 2022.
+    """
     second, first, _ = np.polyfit(np.log(sizes), losses, 2)
     return float(np.exp(-first / (2 * second)))

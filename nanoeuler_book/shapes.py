@@ -1,7 +1,8 @@
-"""Drawings by code: who owns what, what moves when, where a barrier stands.
+"""Diagrams drawn by code: boxes, grids of cells, arrows, brackets and timelines.
 
-A drawing is 4.7 inches wide: at 72 pixels an inch it fits a phone of 390, and a label of 8 points has 8 pixels there.
-Like all figures it lies on opaque paper (`nanoeuler.mplstyle`), legible on a light page and on a dark one.
+A diagram is 4.7 inches wide. At 72 pixels per inch it fits a phone 390 pixels wide, where a label of 8 points is 8
+pixels high. Like all figures it has an opaque background (`nanoeuler.mplstyle`), so it is legible on light and dark
+pages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,14 @@ INK, LINE, PAPER = "#262626", "#4a4f57", "#fdfcf8"
 
 
 def canvas(wide: float, high: float, width: float = 4.7):
-    """An empty drawing of wide x high units, y downward, as axes (`.figure` is the figure); width: in inches."""
+    """Return the axes of an empty diagram of wide x high units, with y downward; `.figure` is the figure.
+
+    width: in inches. Raises NanoEulerError if the width is not above 0 and at most 4.9.
+    """
     import matplotlib.pyplot as plt
 
     if not 0 < width <= 4.9:
-        raise NanoEulerError(f"width is {width} inches, at most 4.9: a phone would cut off what is wider")
+        raise NanoEulerError(f"width must be above 0 and at most 4.9 inches, got {width}: phones cut off what is wider")
     ax = plt.figure(figsize=(width, width * high / wide), layout="none").add_axes((0, 0, 1, 1))
     ax.set(xlim=(0, wide), ylim=(high, 0))
     ax.axis("off")
@@ -26,7 +30,10 @@ def canvas(wide: float, high: float, width: float = 4.7):
 
 
 def tint(owner: int | str | None) -> tuple:
-    """The fill of an owner: a number of the style's colours or a colour by name, thinned; None is paper. Text: 4.5."""
+    """Return the RGB fill colour of an owner, light enough for a contrast of 4.5 with text.
+
+    owner: an index into the style's colours, a colour's name, or None for the background.
+    """
     from matplotlib.colors import to_rgb
 
     if owner is None:
@@ -36,14 +43,17 @@ def tint(owner: int | str | None) -> tuple:
 
 
 def write(ax, x: float, y: float, text, size: float = 9, **style):
-    """Text centred at x, y, of at least 8 points; style: further arguments of `ax.text`."""
+    """Write text centred at x, y; style: further arguments of `ax.text`.
+
+    Raises NanoEulerError for a size below 8 points.
+    """
     if size < 8:
-        raise NanoEulerError(f"size of {text!r} is {size}, at least 8: on a phone a point is a pixel")
+        raise NanoEulerError(f"size of {text!r} must be at least 8 points, got {size}: on a phone a point is a pixel")
     return ax.text(x, y, text, fontsize=size, **{"ha": "center", "va": "center", "color": INK} | style)
 
 
 def box(ax, x: float, y: float, wide: float, high: float, label="", owner=None, size: float = 9, **style):
-    """A box from its upper left corner, in its owner's tint, with a label; style: of the patch, such as ls="--"."""
+    """Draw a labelled box in its owner's colour (`tint`); x, y: its upper left corner; style: of the patch, ls="--"."""
     from matplotlib.patches import Rectangle
 
     ax.add_patch(Rectangle((x, y), wide, high, **{"fc": tint(owner), "ec": LINE, "lw": 1} | style))
@@ -51,15 +61,16 @@ def box(ax, x: float, y: float, wide: float, high: float, label="", owner=None, 
 
 
 def cells(ax, x: float, y: float, labels, owners=None, side=1, size: float = 8):
-    """A grid of cells from its upper left corner, a label ("": none) in each, each in its owner's tint.
+    """Draw a grid of labelled cells, each in its owner's colour (`tint`); x, y: the upper left corner.
 
-    labels: [rows, columns]; owners: the same shape, or None; side: of a cell, in units, or (wide, high).
+    labels: [rows, columns], "" for none; owners: the same shape, or None; side: a cell's side in units, or (width,
+    height). Raises NanoEulerError if the shapes differ.
     """
     labels = np.array(labels, object)
     owners = np.full(labels.shape, None) if owners is None else np.array(owners, object)
     if labels.ndim != 2 or owners.shape != labels.shape:
         raise NanoEulerError(
-            f"labels and owners have shapes {labels.shape} and {owners.shape}, expected [rows, columns] twice"
+            f"labels and owners must have the same shape [rows, columns], got {labels.shape} and {owners.shape}"
         )
     wide, high = side if isinstance(side, tuple) else (side, side)
     edges = x + wide * np.arange(labels.shape[1] + 1), y + high * np.arange(len(labels) + 1)
@@ -71,7 +82,7 @@ def cells(ax, x: float, y: float, labels, owners=None, side=1, size: float = 8):
 
 
 def arrow(ax, start: tuple, end: tuple, label="", bend: float = 0, size: float = 8, **style):
-    """An arrow from start to end, (x, y) each, bent by this share of its length, a label on its middle."""
+    """Draw an arrow from start to end, both (x, y), and a label at its middle; bend: its curvature (rad of arc3)."""
     line = {"arrowstyle": "-|>", "color": LINE, "shrinkA": 1, "shrinkB": 1}
     ax.annotate("", end, start, arrowprops=line | {"connectionstyle": f"arc3,rad={bend}"} | style)
     (x0, y0), (x1, y1) = start, end
@@ -81,7 +92,7 @@ def arrow(ax, start: tuple, end: tuple, label="", bend: float = 0, size: float =
 
 
 def bracket(ax, start: tuple, end: tuple, label="", depth: float = 0.3, size: float = 8):
-    """A bracket along x or y with its label; depth: how far below or to the right it reaches (minus: above, left)."""
+    """Draw a labelled bracket along x or y; depth: how far it extends down or right (negative: up or left)."""
     (x0, y0), (x1, y1) = start, end
     below = y0 == y1
     dx, dy = (0, depth) if below else (depth, 0)
@@ -91,10 +102,10 @@ def bracket(ax, start: tuple, end: tuple, label="", depth: float = 0.3, size: fl
 
 
 def timeline(ax, x: float, y: float, lanes: Mapping[str, Sequence[tuple]], barriers=None, tick=1, high=1):
-    """Lanes of what is done from when to when, time to the right, and barriers across all of them.
+    """Draw a timeline: one lane of events per name, time to the right, and barriers across all lanes.
 
-    x, y: time 0 above the first lane; names stand left of it. lanes: name -> (from, to, label, owner) ...
-    barriers: time -> label, above. tick: units for 1 of time; high: units for a lane.
+    x, y: time 0 at the top of the first lane, with names to its left. lanes: name -> (start, end, label, owner), ...;
+    barriers: time -> label, shown above; tick: units per unit of time; high: units per lane.
     """
     for k, (name, events) in enumerate(lanes.items()):
         write(ax, x - 0.15 * high, y + (k + 0.5) * high, name, ha="right")

@@ -1,7 +1,7 @@
-"""Is a difference seen, or could it be chance? Student's t for a few seeds, and Holm's rule for a table of comparisons.
+"""Test significance with Student's t for a few seeds and Holm's correction for a table of comparisons.
 
-The book calls a difference one when it exceeds the 95% quantile of Student's t for its seeds, corrected for the number
-of comparisons in its table (Holm, A simple sequentially rejective multiple test procedure, 1979).
+The book calls a difference significant when it exceeds the 95% quantile of Student's t for its seeds, corrected for the
+number of comparisons in its table (Holm, A simple sequentially rejective multiple test procedure, 1979).
 """
 
 import math
@@ -14,10 +14,13 @@ __all__ = ["differences", "half_width", "p_value", "quantile"]
 
 
 def p_value(t: float, n: int) -> float:
-    """Chance that Student's t of the mean of n normal numbers lies beyond -t or t; n at least 2."""
+    """Return the two-sided p-value of Student's t for the mean of n normal values.
+
+    Raises ValueError if n is below 2.
+    """
     # Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4, with n - 1 degrees of freedom
     if n < 2:
-        raise ValueError(f"{n} values have no spread, expected at least 2")
+        raise ValueError(f"n must be at least 2, got {n}: one value has no spread")
     t, freedom = abs(t), n - 1
     angle = math.atan2(t, math.sqrt(freedom))
     cos, odd = math.cos(angle), freedom % 2
@@ -31,7 +34,10 @@ def p_value(t: float, n: int) -> float:
 
 
 def quantile(p: float, n: int) -> float:
-    """The t that is exceeded, to either side, with probability p (0 < p < 1) by the mean of n normal numbers."""
+    """Return the two-sided quantile of Student's t: the mean of n normal values exceeds it with probability p.
+
+    p: between 0 and 1, exclusive. Raises ValueError if n is below 2.
+    """
     low, high = 0.0, 1.0
     while p_value(high, n) > p:
         high *= 2
@@ -42,19 +48,18 @@ def quantile(p: float, n: int) -> float:
 
 
 def half_width(values: ArrayLike, p: float = 0.05, axis: int = 0) -> np.ndarray:
-    """Half the width of the interval that holds the mean of `values` along an axis with probability 1 - p."""
+    """Return half the width of the confidence interval of level 1 - p for the mean of `values` along an axis."""
     values = np.asarray(values)
     n = values.shape[axis]
     return quantile(p, n) * values.std(axis=axis, ddof=1) / math.sqrt(n)
 
 
 def differences(table: Mapping[str, ArrayLike], digits: int = 2) -> dict[str, str]:
-    """Print each row's mean with its 95% interval and what Holm's rule says of it; return that: "lower", "higher" or
-    "none seen".
+    """Print each row's mean with its 95% confidence interval, and return its Holm-corrected result.
 
-    table: {title: differences [seeds]}, paired by seed. The last column is the size from which a difference of this
-    spread would have been called one even if it were the smallest of its table; a true difference of that size is
-    called one about half of the time.
+    table: {title: differences [seeds]}, paired by seed. The result is "lower", "higher" or "none seen". The last column
+    printed is the smallest mean that would be significant at this spread even under the strictest correction; a true
+    difference of that size is detected about half of the time.
     """
     rows = {title: np.asarray(values, float) for title, values in table.items()}
     error = {title: d.std(ddof=1) / math.sqrt(len(d)) for title, d in rows.items()}

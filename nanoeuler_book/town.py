@@ -1,11 +1,10 @@
 """Compute the source's distribution over the tokens of a tokenizer, and the cost of each token of a story.
 
-A model predicts tokens. `story.byte_costs` has a cost for each byte, and a token's bytes together have the cost of what
-the source decides within it; but a model pays where it has to decide, which may be a token earlier. If ` out` is spelt
-` ` + `ou` + `t`, and most words are one token with their space, then a bare space says already that a rare word comes.
-By bytes the space costs nothing, since all words begin with one; by tokens it costs 3 bits, and `ou` next to nothing.
-The two costs have the same sum over a story. Whoever compares a model with the source token by token takes the costs of
-this module.
+`story.byte_costs` gives the cost of each byte, but a model predicts tokens, and the two costs differ token by token.
+For example, let ` out` be tokenized as ` ` + `ou` + `t`, while most words are one token that includes their space. Then
+a bare space already reveals that a rare word follows. Byte by byte, the space costs nothing, because every word begins
+with a space. Token by token, the space costs 3 bits, and `ou` costs almost nothing. Over a complete story both costs
+have the same sum. To compare a model with the source token by token, use the costs of this module.
 """
 
 from collections import defaultdict
@@ -26,22 +25,22 @@ from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
 
 def next_tokens(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[dict[int, float]]]:
-    """Return the ids [T] of a story, and what the source might say at each and after the last.
+    """Return the ids [T] of a story, and the source's distribution over the next token at every position.
 
-    The second list has T+1 entries {token: probability}, exact but for rounding: entry i is given the tokens before
-    token i, and the last one is the end of text. Raises KonigsbergError if the text is no story of Königsberg. Chapters
-    00 and 03.
+    The second list has T+1 entries {token: probability}, exact up to rounding: entry i is conditioned on the tokens
+    before token i; the last entry is the end of text. Raises KonigsbergError if the text is not a story of Königsberg.
+    Chapters 00 and 02.
     """
     reader = TokenReader(text, tokenizer)
     tell(Tale(reader, PHRASES))
     return reader.ids, [*reader.next, {tokenizer.special_tokens[END_OF_TEXT]: 1.0}]
 
 
-@lru_cache(maxsize=1 << 12)  # a run measures the same stories again and again
+@lru_cache(maxsize=1 << 12)  # a run measures the same stories many times
 def token_costs(text: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Return -log2 P(token | the tokens before it) for the tokens of a story, in bits, float64 [T], not to be written.
+    """Return -log2 P(token | the tokens before it) for the tokens of a story, in bits, read-only float64 [T].
 
-    Their sum is `code_length(text)`. Raises KonigsbergError if the text is no story of Königsberg.
+    They sum to `code_length(text)`. Raises KonigsbergError if the text is not a story of Königsberg.
     """
     ids, rows = next_tokens(text, tokenizer)
     bits = -np.log2([row[token] for token, row in zip(ids, rows, strict=False)]) + 0.0  # not -0
@@ -50,21 +49,22 @@ def token_costs(text: str, tokenizer: Tokenizer) -> np.ndarray:
 
 
 class Beginning(NamedTuple):
-    """A text that a step may give, as far as it has been followed."""
+    """A partly expanded text of a step: the bytes so far and the parts still to come."""
 
     told: bytes
     rest: tuple[bytes | Slot | Mark, ...]
-    share: float
+    share: float  # its probability within the step
     drawn: dict
-    root: int  # the template it began with, by its place among the step's
+    root: int  # index of its template among the step's
 
 
 class TokenReader(Reader):
-    """Reads a story as `Reader` does, and says at each of its tokens what the source might have said there.
+    """Parse a story as `Reader` does, and compute the source's distribution over the next token before each token.
 
-    The source chooses texts and not tokens, so the probability of a token is that of all texts whose tokens begin as
-    ours and go on with it. No token crosses the space before a word, and which tokens a word becomes is known when the
-    word is complete: so each text is followed word by word. A step of a story begins and ends where a word does.
+    The source chooses texts, not tokens. So the probability of a token is the probability of all texts whose tokens
+    begin with the tokens read so far and continue with that token. No token crosses the space before a word, and a
+    word's tokens are known once the word is complete, so each text is expanded word by word. Steps begin and end at
+    word boundaries.
 
     `next[i]` is {token: probability} before token i of the story.
     """
@@ -77,11 +77,11 @@ class TokenReader(Reader):
         self.encode = cache(lambda word: tokenizer.encode(word.decode()).tolist())
 
     def choose(self, roots: list[Branch], branches: Callable[..., list[Branch]]) -> Path:
-        """Find the derivation of a step, as `Reader` does, and what might have stood at each token of it."""
+        """Find the derivation of a step, as `Reader` does, and compute the distribution at each token of the step."""
         start, at = self.at, 0
         path = super().choose(roots, branches)
         step = self.text[start : path.at]
-        # every text whose tokens begin as ours, each behind those of its tokens that are known and still to come
+        # every text whose tokens agree with ours so far, each with those of its next tokens that are known
         ahead = [([], Beginning(b"", root.parts, root.share, {}, i)) for i, root in enumerate(roots)]
         while at < len(step):
             token = self.ids[len(self.next)]
@@ -94,7 +94,7 @@ class TokenReader(Reader):
         return path
 
     def before(self, ahead: list[tuple[list[int], Beginning]]) -> None:
-        """Take down what the next token may be: the first of each of these texts, in proportion to their shares."""
+        """Record the distribution over the next token: the first token of each text, weighted by its probability."""
         found = defaultdict(float)
         for ids, text in ahead:
             found[ids[0]] += text.share
@@ -103,13 +103,13 @@ class TokenReader(Reader):
 
 
 def word_end(text: bytes, at: int) -> int | None:
-    """Return where the word that begins at a byte ends, before the next space; None if `text` has none."""
+    """Return the end of the word that begins at a byte, which is the next space; None if no space follows."""
     end = text.find(b" ", at + 1)
     return None if end < 0 else end
 
 
 def followed(texts: list[Beginning], known: bytes, branches: Callable[..., list[Branch]]) -> list[Beginning]:
-    """Return those texts that begin with `known`, each as far as the end of the word behind it."""
+    """Return the texts that agree with `known`, each expanded to the end of the word that follows `known`."""
     stack, found = list(texts), []
     while stack:
         text = stack.pop()
@@ -128,14 +128,14 @@ def followed(texts: list[Beginning], known: bytes, branches: Callable[..., list[
     return found
 
 
-# ---- Stories as turns of a conversation, for fine-tuning and for preferences. Chapters 20 and 21
+# ---- Stories as turns of a conversation, for fine-tuning and preference training. Chapters 20 and 21
 
 
 def konigsberg_examples(count: int, seed: int, reworded: bool = False) -> list[Example]:
-    """Stories, each with all its questions in a random order; only the first turn holds the story.
+    """Make one conversation per story with all its questions in random order; the first message contains the story.
 
-    reworded: each question in one of the wordings that may be taught (`konigsberg.wordings`), not always in the
-    corpus's.
+    reworded: draw the wording of each question from the training wordings (`konigsberg.wordings`) instead of always
+    using the corpus's wording.
     """
     random = Random(seed)
     examples = []
@@ -148,7 +148,7 @@ def konigsberg_examples(count: int, seed: int, reworded: bool = False) -> list[E
 
 
 def konigsberg_pairs(count: int, seed: int) -> list[Pair]:
-    """Stories, each with a question and two replies to it: one that gives the true reason, and one a wrong one."""
+    """Make preference pairs: a story with a question, a reply with the true reason and a reply with a wrong reason."""
     random, pairs = Random(seed), []
     for _ in range(count):
         drawn = preference(random.getrandbits(32))
@@ -158,7 +158,7 @@ def konigsberg_pairs(count: int, seed: int) -> list[Pair]:
 
 
 def route_examples(problems: list[RouteProblem], seed: int) -> list[Example]:
-    """Questions after a route, each with one of its right answers, drawn from those of at most three bridges."""
+    """Make examples from route problems: the question and one of its valid answers of at most three bridges."""
     random, right = Random(seed), {}
     for problem in problems:
         if (question := question_of(problem)) not in right:

@@ -2,32 +2,33 @@
 
     from nanoeuler_lib import GPT, Tokenizer, generate, load, train
 
-gives the five names that most programs need. `load` is `training.checkpoint.load_model`; the other four have the same
-name in their modules. Each is imported when it is first asked for, so `import nanoeuler_lib` is quick.
+imports the five names that most programs need. `load` is `training.checkpoint.load_model`; the other four have the same
+name in their modules. Each name is imported when it is first used, so `import nanoeuler_lib` is quick.
 
-Text, model and CUDA do not know one another; engine = model x kernels; generation = text x model; training = all of it.
-Nothing is imported upward, and nothing of this project is imported inside a function, except in `command`.
+The packages `text`, `model` and `cuda` do not import one another; `engine` imports `model` and `cuda`, `generation`
+imports `text` and `model`, and `training` imports all of these. A package imports only packages listed above it, always
+at the top of a module, except in `command`.
 
     (top level)     `errors`, `config`, `files`, `machine` (cores and memory)
-    ops             the layers: `reference`, the truth; `cpu`, the same and fast; `plain`; `ops.use` for a reader's own
+    ops             the layers: `reference` (definitions), `cpu` (fast), `plain` (slow); `ops.use` swaps in a function
     cuda            compile and launch a kernel on a GPU, or with `cudacheck` on a CPU; `kernels`: the book's CUDA files
     text            `bpe`, `tokenizer`, `other_tokenizers`, `sources`, `data`, `shards`; `chat_template`, `sft_data`
-    model           parameters, plan, forward and backward, optimisers, a step, decoders; `gpt2`: another model
-    corpus          other people's text, fetched and cleaned
-    engine          the model on a GPU: steps as lists of launches; `device` chooses, `data_parallel`: several GPUs
+    model           parameters, plan, forward and backward, optimisers, a step, decoders; `gpt2`: a second architecture
+    corpus          download and clean other people's text
+    engine          the model on a GPU: steps as lists of launches; `device` chooses one, `data_parallel` uses several
     generation      `generate` samples from a model, `score` measures bits per byte of a text, `chat` answers
     training        `datasets`, `loop`, `checkpoint`, `run_folder`, `report`; `train`, `sft`, `preferences`, `rewards`
-    formats         a run as Hugging Face's folder or a GGUF file; their Llamas and GPT-2s, and llama2.c's, as a run
+    formats         export runs to Hugging Face and GGUF; import their Llamas and GPT-2s, and models of llama2.c
     command         `nanoeuler`: `cli` runs the subcommands, `arguments` parses and explains their options
     pretrained      checkpoints that come with the package
 
-Beside it, in the same wheel: `konigsberg`, stories whose exact distribution is known; `cudacheck`, CUDA C++ on a CPU
-with every access checked; `nanoeuler_book`, what the chapters import and a run does not.
+The same wheel contains `konigsberg` (stories whose exact distribution is known), `cudacheck` (run CUDA C++ on a CPU
+with every memory access checked) and `nanoeuler_book` (code that only the chapters import).
 """
 
 from importlib import import_module
 
-from nanoeuler_lib import _moved as _moved  # old names of modules
+from nanoeuler_lib import _moved as _moved  # makes the old names of modules work
 
 __version__ = "0.2.0"
 _HOMES = {  # public name -> module and name there
@@ -41,7 +42,7 @@ __all__ = ["GPT", "Tokenizer", "generate", "load", "train"]
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first asked for (PEP 562). Raises AttributeError on any other name."""
+    """Import a public name when it is first used (PEP 562). Raises AttributeError on any other name."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, there = _HOMES[name]

@@ -1,7 +1,8 @@
-"""Old module names, for a reader's own copies of notebooks, assignments and drills: they work, and one line says so.
+"""Old names of modules, which still work and print one line with the new name.
 
-`import nanoeuler_lib.world` gives the package `konigsberg`. `school.assign` and `school.roster` work only in a clone of
-the repository, which has `tools`. The names are those of November 2026; they go in 0.4.
+They are for readers' own copies of notebooks, assignments and drills. For example, `import nanoeuler_lib.world` gives
+the package `konigsberg`. `school.assign` and `school.roster` work only in a clone of the repository, because only a
+clone has `tools`. The old names are from November 2026 and will be removed in version 0.4.
 """
 
 import importlib
@@ -12,7 +13,7 @@ from importlib.util import spec_from_loader
 from nanoeuler_lib.errors import NanoEulerError
 
 LIBRARY = "nanoeuler_lib."
-MODULES = {  # the longest beginning of a name counts
+MODULES = {  # old -> new; of several keys that begin a name, the longest counts
     "cuda.checker": "cudacheck",
     "cuda.source": "cudacheck.source",
     "engine.many": "nanoeuler_lib.engine.data_parallel",
@@ -54,7 +55,7 @@ NAMES = {
 
 
 def address(name: str) -> str | None:
-    """The name that a module has now; None for one that is not an old name."""
+    """Return the new name of a module; None if the name is not an old one."""
     parts = name.removeprefix(LIBRARY).split(".") if name.startswith(LIBRARY) else []
     for count in range(len(parts), 0, -1):
         if new := MODULES.get(".".join(parts[:count])):
@@ -62,7 +63,10 @@ def address(name: str) -> str | None:
 
 
 def name_of(old: str) -> object:
-    """What an old name of a module's content, without `nanoeuler_lib.`, stands for now."""
+    """Return the object that an old name means now; `old` has no `nanoeuler_lib.` in front.
+
+    Raises AttributeError for any other name.
+    """
     if old not in NAMES:
         raise AttributeError(f"there is no {LIBRARY}{old}")
     module, _, name = NAMES[old].rpartition(".")
@@ -70,7 +74,7 @@ def name_of(old: str) -> object:
 
 
 class Finder(MetaPathFinder, Loader):
-    """Gives a module that is asked for by its old name; the first one writes a line to standard error."""
+    """Import modules by their old names; the first such import prints a line to standard error."""
 
     noted = False
 
@@ -84,7 +88,7 @@ class Finder(MetaPathFinder, Loader):
             owner, _, last = (LIBRARY + name).rpartition(".")
             if f"{owner}.".startswith(f"{old}."):
                 setattr(importlib.import_module(address(owner)), last, name_of(name))
-        if old == "nanoeuler_lib.world":  # its error was a NanoEulerError, which old code catches
+        if old == "nanoeuler_lib.world":  # old code catches its errors as NanoEulerError, which they were
             town = [part for key, part in sys.modules.items() if key.split(".")[0] == "konigsberg"]
             error = type("KonigsbergError", (sys.modules[old].KonigsbergError, NanoEulerError), {})
             for part in town:

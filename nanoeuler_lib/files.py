@@ -1,4 +1,4 @@
-"""Write files whole or not at all, by one process at a time; read and check JSON; print text safely."""
+"""Functions that write files atomically under a lock, read and check JSON, and print text safely."""
 
 import errno
 import hashlib
@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,15 +19,14 @@ from nanoeuler_lib.errors import NanoEulerError, short
 
 try:
     import fcntl
-except ImportError:  # Windows: there two writers of one file are not kept apart
+except ImportError:  # Windows, where nothing stops two processes from writing the same file
     fcntl = None
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write UTF-8 text under another name, `.NAME.partial`, and rename it. What was there stays if that fails.
+    """Write UTF-8 text to a temporary file `.NAME.partial`, then rename it; if that fails, the old file stays.
 
-    A killed process leaves its partial file, and the next process that writes this file takes it over. Raises
-    NanoEulerError when it cannot be written, or another process is writing it.
+    A killed process leaves the partial file. Raises NanoEulerError if writing fails or another process is writing.
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
@@ -36,10 +34,10 @@ def write_text(path: str | Path, text: str) -> None:
         while True:
             with open(partial, "ab") as file:
                 hold(file, path)
-                if not is_still(file, partial):  # its last writer renamed it before it was locked here
+                if not is_still(file, partial):  # its last writer renamed it before this process locked it
                     continue
                 try:
-                    file.truncate(0)  # a killed process may have left something
+                    file.truncate(0)  # remove what a killed process may have written
                     file.write(text.encode())
                     file.flush()
                     synced(file.fileno())
@@ -52,27 +50,24 @@ def write_text(path: str | Path, text: str) -> None:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Turn the system's error about writing this file or folder into a NanoEulerError of one line."""
+    """Convert a system error inside the block into a NanoEulerError that says `path` cannot be written."""
     try:
         yield
     except NanoEulerError:
         raise
-    except (OSError, SafetensorError, ValueError) as error:  # safetensors has its own; ValueError: NUL in the name
+    except (OSError, SafetensorError, ValueError) as error:  # ValueError: a NUL in the name
         raise NanoEulerError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
 
 
 def expect_new(path: str | Path, parents: bool = False) -> None:
-    """Refuse a path that exists, or where nothing can be written, before the work whose result it is for.
-
-    parents: whether the folders above it will be made.
-    """
+    """Raise NanoEulerError if a path exists or cannot be written; parents: missing parent folders will be created."""
     if os.path.lexists(path):
-        raise NanoEulerError(f"{path}: exists already, expected a new name")
+        raise NanoEulerError(f"{path}: already exists: choose a new name")
     expect_writable(path, parents)
 
 
 def expect_writable(path: str | Path, parents: bool = False) -> None:
-    """Refuse a path whose folder takes no new file; `parents` as for `expect_new`. A file without a name is tried."""
+    """Raise NanoEulerError unless a temporary file can be created in a path's folder; `parents` as for `expect_new`."""
     folder = Path(path).absolute().parent
     while parents and not os.path.lexists(folder):
         folder = folder.parent
@@ -82,15 +77,14 @@ def expect_writable(path: str | Path, parents: bool = False) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside `out`, which takes that name once the block is done, and is removed if it fails.
+    """Create a hidden folder next to `out` and rename it to `out` after the block; remove it if the block fails.
 
-    A folder that a killed process left there is emptied and used. Raises NanoEulerError when nothing can be written,
-    when the disk is full, and when another process is making this folder.
+    A killed process's folder is reused. Raises NanoEulerError if writing fails or another process is creating it.
     """
     partial, lock = out.with_name(f".{out.name}.partial"), None
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        if os.name != "nt":  # Windows opens no folder
+        if os.name != "nt":  # Windows cannot open folders
             hold(lock := os.open(partial, os.O_RDONLY), out)
         try:
             for left in partial.iterdir():
@@ -111,58 +105,36 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def hold(file: BinaryIO | TextIO | int, path: Path, doing: str = "writing it") -> None:
-    """Lock an open file, or a folder's number, until it is closed or the process ends, however it ends.
+    """Lock an open file, or the descriptor of a folder, until it is closed or the process ends.
 
-    Raises NanoEulerError if another process holds it. path, doing: what is written under this lock, and what the other
-    process is then said to be doing.
+    path, doing: for the message, what is locked and what its holder is doing. Raises NanoEulerError if it is locked.
     """
     if fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise NanoEulerError(f"{path}: another process is {doing}, expected one at a time") from None
-        except OSError:  # a file system without locks
+            raise NanoEulerError(f"{path}: another process is {doing}: wait until it has finished") from None
+        except OSError:  # this file system has no locks
             pass
 
 
 def is_still(file: BinaryIO | TextIO, path: Path) -> bool:
-    """Whether an open file still stands at its path, neither renamed nor removed."""
+    """Return whether an open file is still at its path, neither renamed nor removed."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
     except OSError:
         return False
 
 
-def read_regular(path: str | Path, most: int) -> bytes:
-    """Read a regular file that somebody else may have made: no link is followed, and no pipe is waited for.
-
-    Raises NanoEulerError for a link, a pipe, a device or a folder, for more than `most` bytes, and for what cannot be
-    read.
-    """
-    flags = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
-    try:
-        handle = os.open(path, flags)
-        try:
-            about = os.fstat(handle)
-            if not stat.S_ISREG(about.st_mode) or about.st_size > most:
-                raise NanoEulerError(f"{path}: must be a regular file of at most {most} bytes")
-            with open(handle, "rb", closefd=False) as file:
-                return file.read(about.st_size)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise NanoEulerError(f"{path}: cannot be read ({error.strerror or error})") from None
-
-
 def sha256(path: str | Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: str | Path) -> None:
-    """Have a file or a folder written to the disk, so that a power cut leaves it as it is now."""
-    if os.name == "nt":  # Windows syncs neither folders nor what was opened for reading
+    """Flush a file or a folder to the disk, so that it survives a power failure."""
+    if os.name == "nt":  # Windows can flush neither folders nor files opened for reading
         return
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -171,12 +143,12 @@ def sync(path: str | Path) -> None:
         os.close(handle)
 
 
-# What file systems answer that cannot do it (SMB, VirtualBox, some of FUSE); a full or broken disk answers otherwise.
+# Errors of file systems that do not support fsync (SMB, VirtualBox, some of FUSE). A full or broken disk gives others.
 UNABLE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.EACCES}
 
 
 def synced(handle: int) -> None:
-    """Have an open file or folder written to the disk, where its file system can do that."""
+    """Flush an open file or folder to the disk, if its file system supports that."""
     try:
         os.fsync(handle)
     except OSError as error:
@@ -185,7 +157,7 @@ def synced(handle: int) -> None:
 
 
 def to_json(value: object, indent: int | None = None) -> str:
-    """JSON as people read it, with ü as ü; with escapes only where a file's name holds bytes that are not UTF-8."""
+    """Return a value as JSON text. ü stays ü, unless the text has a file name whose bytes are not UTF-8."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
@@ -195,18 +167,15 @@ def to_json(value: object, indent: int | None = None) -> str:
 
 
 def from_json(text: str) -> object:
-    """The value of a JSON text as `to_json` writes it. Raises ValueError for anything else, NaN and infinity included.
-
-    Raises RecursionError for more brackets than Python's parser goes down.
-    """
+    """Parse a JSON text. Raises ValueError if it is invalid or has NaN or infinity, RecursionError if too nested."""
     return json.loads(text, parse_constant=_finite, parse_float=_finite)
 
 
 def fits(value: object, kind: object) -> bool:
-    """Whether a JSON value is of a kind.
+    """Return whether a JSON value matches a kind.
 
-    kind: a type (True is no int); a tuple of kinds, one of which must fit; a list, the kind of each item; {str: kind},
-    the kind of all values; a function that decides; or a value that must be equal.
+    kind: a type (True is not an int); a tuple of kinds, one of which must match; a list with the kind of each item;
+    {str: kind}, a dict whose values all match that kind; a predicate; or a value that must be equal.
     """
     if isinstance(kind, type):
         return type(value) is kind
@@ -220,31 +189,30 @@ def fits(value: object, kind: object) -> bool:
 
 
 def is_count(value: object) -> bool:
-    """Whether a JSON value is an integer from 0 to 2^53 - 1, which every JSON reader keeps."""
+    """Return whether a JSON value is an integer from 0 to 2^53 - 1, the range that every JSON reader keeps exact."""
     return type(value) is int and 0 <= value < 2**53
 
 
 def _finite(digits):
     if not math.isfinite(value := float(digits)):
-        raise ValueError(f"a number is {digits[:20]}, expected a finite one")
+        raise ValueError(f"a number must be finite, got {digits[:20]}")
     return value
 
 
 def seal(head: dict) -> dict:
-    """The head of a folder, as its JSON file holds it: with the digest of its content, which `read_head` checks."""
+    """Return a folder's header with the SHA-256 digest of its content added, which `read_head` checks."""
     return head | {"digest": hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()}
 
 
 def read_head(file: Path, form: str, kinds: dict, largest: int | None = None, expected: str = "") -> dict:
-    """The head of a folder, from the JSON file that holds it sealed.
+    """Read a folder's header from a JSON file that `seal` made, and check it.
 
-    form: the "format" it must have; kinds: of what it must hold (`fits`); largest: in bytes; expected: what to say was
-    expected where there is no such file. Raises NanoEulerError when the file is missing, too large, not JSON, of
-    another format, or not what was sealed.
+    form: its "format"; kinds: kind of each value (`fits`); largest: in bytes; expected: for the message. Raises
+    NanoEulerError if the file is missing, too large or not JSON, or its format, a value or its digest is wrong.
     """
     try:
         if largest is not None and (size := file.stat().st_size) > largest:
-            raise NanoEulerError(f"{file}: has {size} bytes, expected at most {largest}")
+            raise NanoEulerError(f"{file}: must have at most {largest} bytes, got {size}")
         head = from_json(file.read_bytes().decode())
     except NanoEulerError:
         raise
@@ -252,57 +220,58 @@ def read_head(file: Path, form: str, kinds: dict, largest: int | None = None, ex
         if expected and isinstance(error, FileNotFoundError):
             raise NanoEulerError(f"{file}: no such file, expected {expected}") from None
         reason = one_line(str(error), 200)
-        raise NanoEulerError(f"{file}: not readable as JSON ({reason}): truncated or edited") from None
+        raise NanoEulerError(f"{file}: not readable as JSON ({reason}): the file was truncated or edited") from None
     if not isinstance(head, dict) or head.get("format") != form:
         actual = head.get("format") if isinstance(head, dict) else type(head).__name__
-        raise NanoEulerError(f"{file}: format is {short(actual)}, expected {form!r}")
+        raise NanoEulerError(f"{file}: format must be {form!r}, got {short(actual)}")
     for key, kind in kinds.items():
         if not fits(head.get(key, ...), kind):
-            raise NanoEulerError(f"{file}: {key} is {short(head.get(key))}: truncated or edited")
+            raise NanoEulerError(f"{file}: {key} is {short(head.get(key))}: the file was truncated or edited")
     digest = head.pop("digest", None)
     if seal(head)["digest"] != digest:
-        raise NanoEulerError(f"{file}: its digest does not match its content: edited")
+        raise NanoEulerError(f"{file}: its digest does not match its content: the file was edited")
     return head
 
 
 def expect_digest(file: Path, digest: str, head: str) -> None:
-    """Raise NanoEulerError unless a file is there and has the SHA-256 that is written in the head beside it."""
+    """Raise NanoEulerError unless a file exists and has this SHA-256, which the header file named `head` lists."""
     if not file.is_file():
-        raise NanoEulerError(f"{file}: no such file, expected it beside {head}")
+        raise NanoEulerError(f"{file}: no such file: {head} in the same folder lists it")
     if (actual := sha256(file)) != digest:
         expected = one_line(digest[:12])
-        raise NanoEulerError(f"{file}: SHA-256 is {actual[:12]}..., expected {expected}...: truncated or edited")
+        raise NanoEulerError(
+            f"{file}: SHA-256 must be {expected}..., got {actual[:12]}...: the file was truncated or edited"
+        )
 
 
-# Control characters but for tab, line feed and the carriage return before one; halves of surrogate pairs; the two
-# overrides, which show letters in another order than they stand in: a file named exe.txt might be txt.exe. Marks and
-# isolates of text from right to left stay, as joiners and all kinds of spaces do: writing needs them.
+# Control characters except tab, line feed and the carriage return before it; halves of surrogate pairs; and the two
+# directional overrides, which display letters in a different order, so that txt.exe can look like exe.txt. Marks and
+# isolates of right-to-left text are not in the set, nor are joiners and the kinds of spaces, because text needs them.
 UNSHOWN = re.compile(r"\r(?!\n|\Z)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u202d\u202e]")
 
 
 def printable(text: str) -> str:
-    """The text with U+FFFD for what would steer a terminal, which models at their beginning write, and nothing else."""
+    """Return the text with U+FFFD for each character that could control a terminal; untrained models write such."""
     return UNSHOWN.sub("\ufffd", text)
 
 
 def one_line(text: str, most: int = 600) -> str:
-    """The text as a message shows it: printable, in one line, its middle left out if it is longer than that."""
-    with suppress(UnicodeEncodeError):  # bytes of a name that the locale cannot read, and that are UTF-8
+    """Return a text as one printable line; if it has more than `most` characters, the middle is left out."""
+    with suppress(UnicodeEncodeError):  # decode a name again whose UTF-8 bytes the locale could not read
         text = text.encode(errors="surrogateescape").decode(errors="replace")
     text = printable(" ".join(text.splitlines()).replace("\t", " "))
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
 def markdown(text: object) -> str:
-    """The text as one line of Markdown that shows it: nothing in it is markup, a cell's end or HTML."""
+    """Return a text as one line of Markdown, with markup, table separators and HTML escaped."""
     return re.sub(r"[\\`*_\[\]<&|~#$]", r"\\\g<0>", one_line(str(text)))
 
 
 class Voice:
-    """A text stream that falls silent, and raises nothing, once nobody is at its other end.
+    """Wrap a text stream; once its reader is gone, discard all output without an error.
 
-    A run must not end because the terminal was closed, the connection dropped, or `head` has seen enough. `stream` may
-    be None, as sys.stderr is in a process that was started without one.
+    A run must not end because a terminal or `| head` was closed. `stream` may be None, as sys.stderr can be.
     """
 
     def __init__(self, stream: TextIO | None):
@@ -317,7 +286,7 @@ class Voice:
         self._try("flush")
 
     def line(self, text: str) -> None:
-        """Write a line, now: a pipe shows it while the run goes on."""
+        """Write a printable line and flush it, so that a pipe shows it at once."""
         self.write(f"{printable(text)}\n")
         self.flush()
 
@@ -325,7 +294,7 @@ class Voice:
         return bool(self._try("isatty"))
 
     def fileno(self) -> int:
-        """The stream's file number, for whoever asks how wide the terminal is."""
+        """Return the stream's file descriptor, which is needed to query the terminal's width."""
         if self.stream is None:
             raise OSError("no stream")
         return self.stream.fileno()

@@ -1,4 +1,4 @@
-"""What this machine has for a process: cores, memory, threads of BLAS."""
+"""Functions that report the cores and the memory that this process may use, and limit the threads of BLAS."""
 
 import math
 import os
@@ -7,18 +7,18 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-MOST = 4096  # threads
+MOST = 4096  # maximum number of threads
 
-# Where Linux says how much a container may have, of memory and of time on cores, in control groups of version 2 and of
-# version 1: bytes; microseconds that all cores together work in a period, and the period.
+# Files in which Linux states the limits of a container, in control groups of version 2 and of version 1. LIMITS:
+# memory in bytes. QUOTAS: CPU time of all cores together per period, and the period, both in microseconds.
 LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
 QUOTAS = (("/sys/fs/cgroup/cpu.max",), ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"))
 
 
 def cores() -> int:
-    """Threads to use: OMP_NUM_THREADS, or its first number if it is a list; else the cores that this process may use.
+    """Return the number of threads to use: OMP_NUM_THREADS if it is set, else the cores available to this process.
 
-    Those may be few under `taskset` and in a container, by their number or by the time that all of them may work.
+    If OMP_NUM_THREADS is a list, its first number counts. `taskset` and containers can limit the available cores.
     """
     asked = re.match(r"\s*0*([1-9][0-9]{0,8})\s*(?:,|$)", os.environ.get("OMP_NUM_THREADS", ""))
     if asked:
@@ -36,7 +36,7 @@ def cores() -> int:
 
 
 def memory() -> int | None:
-    """Bytes of memory that this process may have: the machine's, or fewer in a container; None if nobody says."""
+    """Return the bytes of memory available to this process: the machine's, or a container's limit; None if unknown."""
     if not hasattr(os, "sysconf"):  # Windows
         return None
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
@@ -50,5 +50,5 @@ def memory() -> int | None:
 
 
 def one_blas_thread():
-    """Context manager: every BLAS call inside uses one thread."""
+    """Return a context manager inside which every BLAS call uses one thread."""
     return threadpool_limits(1, user_api="blas")

@@ -1,36 +1,36 @@
-// hopper.cuh: what came with compute capability 9.0: products of a whole warpgroup (wgmma), the copy engine of tiles
-// (TMA), barriers in shared memory that count bytes, clusters of blocks. For sm_90a, which the launcher compiles for on
-// such a card. Elsewhere, on other GPUs and on the CPU, a call is refused with the name of its twin, which every GPU from
-// 8.0 on has and the checker knows: write both, the one under #ifdef __CUDA_ARCH_FEAT_SM90_ALL (CUDA's own macro for
-// 9.0a), the other behind #else, and the CPU checks the indices, the barriers and the sums of the kernel around them.
+// hopper.cuh: features of compute capability 9.0: products by a whole warpgroup (wgmma), the tensor memory accelerator
+// (TMA), barriers in shared memory that count bytes, and clusters of blocks. They need sm_90a, for which the launcher
+// compiles on such a GPU. On other GPUs and on the CPU a call is refused with the name of its substitute, which every
+// GPU from 8.0 on has and the checker supports. Write both, the one under #ifdef __CUDA_ARCH_FEAT_SM90_ALL (CUDA's macro
+// for 9.0a), the other after #else; the CPU then checks the indices, barriers and sums of the kernel around them.
 //
 //   mbarrier_init(b, n)        b: an unsigned long long in __shared__ memory; a phase ends with n arrivals and all bytes
-//   mbarrier_arrive(b)         one arrival; mbarrier_expect(b, bytes): one arrival that announces the bytes of copies
-//   mbarrier_wait(b, parity)   until the phase of that parity, 0, 1, 0, ..., has ended
-//   fence_async()              what threads wrote to shared memory becomes visible to TMA and wgmma (and mbarrier_init
-//                              to all)
-//   copy_tile(shared, map, column, row, b)   one thread: a box of a matrix, as its TensorMap says, to shared memory;
-//                              what lies outside of the matrix becomes zeros; the bytes count at b
-//   wgmma_tile(shared)         describes a tile for wgmma: rows of 128 bytes, in pieces of 16 bytes of which number c
-//                              of row r lies at c ^ (r % 8) (the swizzle of 128 bytes), from a multiple of 1024 bytes
-//                              on; add 2 to come to the next 32 bytes of each row
+//   mbarrier_arrive(b)         arrive once; mbarrier_expect(b, bytes): arrive once and announce the bytes of copies
+//   mbarrier_wait(b, parity)   wait until the phase of that parity, 0, 1, 0, ..., has ended
+//   fence_async()              make threads' writes to shared memory visible to TMA and wgmma, and mbarrier_init visible
+//                              to all threads
+//   copy_tile(shared, map, column, row, b)   copy a box of a matrix, described by its TensorMap, to shared memory; called
+//                              by one thread; elements outside of the matrix become zeros; the bytes count at b
+//   wgmma_tile(shared)         return the descriptor of a tile for wgmma: rows of 128 bytes in pieces of 16 bytes, piece
+//                              c of row r at position c ^ (r % 8) (the 128-byte swizzle), starting at a multiple of
+//                              1024 bytes; add 2 to move to the next 32 bytes of each row
 //   wgmma<N, T>(d, a, b)       d += a b^T: 64 rows and N rows of 32 bytes, described by a and b, asynchronously, by the
 //                              128 threads of four warps; N = 64, 128 or 256, T = __nv_bfloat16, __half or tf32 (float
-//                              numbers whose last 13 bits are left out of account); d[i], N / 2 of them, all indices
-//                              known to the compiler, is row 16 warp + lane / 4 + 8 (i / 2 % 2), column
+//                              numbers whose last 13 bits are ignored); d has N / 2 numbers per thread, indexed by
+//                              compile-time constants: d[i] is row 16 warp + lane / 4 + 8 (i / 2 % 2), column
 //                              8 (i / 4) + 2 (lane % 4) + i % 2
-//   wgmma_of_registers<T>(d, a, b)   d += a b: 64 x 16 numbers a in registers, each warp's 16 rows as mma takes them, and
-//                              16 rows of 64 numbers, described by b; T = __nv_bfloat16 or __half; add 128 to come to
-//                              the next 16 rows
-//   wgmma_hold<N>(d)           no use of the N registers d moves past this place: before the fence and after the wait,
-//                              since the compiler does not know that wgmma reads and writes them in between
-//   wgmma_fence(), wgmma_commit(), wgmma_wait<N>()   before the first product; end a group; until at most N are under way
-//   cluster_rank(), cluster_sync()   which block of its cluster this is; a barrier of them all
+//   wgmma_of_registers<T>(d, a, b)   d += a b: 64 x 16 numbers a in registers, each warp's 16 rows laid out as for mma,
+//                              and 16 rows of 64 numbers, described by b; T = __nv_bfloat16 or __half; add 128 to move
+//                              to the next 16 rows
+//   wgmma_hold<N>(d)           keep the compiler from moving uses of the N registers d past this line; call it before the
+//                              fence and after the wait, since the compiler does not know that wgmma accesses them
+//   wgmma_fence(), wgmma_commit(), wgmma_wait<N>()   call before the first product; end a group; wait for all but N groups
+//   cluster_rank(), cluster_sync()   return this block's number in its cluster; wait for all blocks of the cluster
 //
 // (PTX ISA, "Asynchronous warpgroup level matrix instructions", "Tensor copy", "mbarrier".)
 #pragma once
 
-// A matrix in global memory for copy_tile: cuda.tensor_map makes it. A kernel takes it by value:
+// Describes a matrix in global memory for copy_tile; made by cuda.tensor_map. A kernel takes it by value:
 // const __grid_constant__ TensorMap map.
 struct alignas(64) TensorMap {
   unsigned long long words[16];
@@ -168,19 +168,19 @@ NE_HOPPER void cluster_sync() {
 #define NE_REFUSE(NAME, TWIN, PARAMETER)                                                                              \
   template <PARAMETER, class... Arguments> NE_HOPPER unsigned long long NAME(Arguments...) {                          \
     static_assert(sizeof...(Arguments) > 99,                                                                          \
-                  #NAME " is for the GPU (9.0), under #ifdef __CUDA_ARCH_FEAT_SM90_ALL: behind #else write " TWIN);    \
+                  #NAME " is for the GPU (9.0), under #ifdef __CUDA_ARCH_FEAT_SM90_ALL: after #else write " TWIN);     \
     return 0;                                                                                                         \
   }
 #define NE_FOR_THE_GPU(NAME, TWIN) NE_REFUSE(NAME, TWIN, int N = 0)
 NE_FOR_THE_GPU(mbarrier_init, "nothing: named_barrier.cuh has the waits")
 NE_FOR_THE_GPU(mbarrier_arrive, "named_barrier_arrive")
 NE_FOR_THE_GPU(mbarrier_expect, "copy_async_commit()")
-NE_FOR_THE_GPU(mbarrier_wait, "named_barrier_sync; those who copy come with copy_async_wait<0>(), named_barrier_arrive")
+NE_FOR_THE_GPU(mbarrier_wait, "named_barrier_sync; copying warps call copy_async_wait<0>(), named_barrier_arrive")
 NE_FOR_THE_GPU(fence_async, "__syncthreads()")
 NE_FOR_THE_GPU(copy_tile, "copy_async<16>(shared, global, given) by all threads")
 NE_FOR_THE_GPU(wgmma_tile, "the address itself, for ldmatrix")
 NE_FOR_THE_GPU(wgmma_fence, "__syncwarp()")
-NE_FOR_THE_GPU(wgmma_commit, "nothing: mma ends where it stands")
+NE_FOR_THE_GPU(wgmma_commit, "nothing: mma is synchronous")
 NE_FOR_THE_GPU(wgmma_wait, "__syncthreads(), before the tiles are written again")
 #define NE_COMMA ,
 NE_REFUSE(wgmma, "ldmatrix and mma<T> in each of the four warps, of its 16 rows", int N NE_COMMA class T)

@@ -1,22 +1,22 @@
-// matrix.cuh: tensor cores, a part of nanoeuler.cuh. The 32 lanes of a warp hold small matrices together, load them from
-// shared memory and multiply them: one body in PTX for the GPU, one in C++ for the CPU.
+// matrix.cuh: tensor cores, a part of nanoeuler.cuh. The 32 lanes of a warp together hold small matrices, load them from
+// shared memory and multiply them. Each function has a body in PTX for the GPU and one in C++ for the CPU.
 //
 //   ldmatrix<N>(r, row), ldmatrix_trans<N>(r, row)  N = 1, 2 or 4 matrices of 8 rows of 16 bytes, for r[0] to r[N - 1].
-//       Lane k names where row k % 8 of matrix k / 8 begins (lanes beyond 8 N any row), a multiple of 16 bytes. It gets
-//       4 bytes of each matrix: numbers E (lane % 4) and on of row lane / 4; with _trans, which takes 16-bit numbers,
-//       of column lane / 4. So `a` takes rows 0 to 15 of 16 bytes, then the 16 bytes to their right.
+//       Lane k passes the address of row k % 8 of matrix k / 8 (lanes from 8 N on: of any row), a multiple of 16 bytes.
+//       It receives 4 bytes of each matrix: numbers from E (lane % 4) of row lane / 4; with _trans (16-bit numbers
+//       only), of column lane / 4. So for `a` pass rows 0 to 15 of 16 bytes, then the 16 bytes to their right.
 //   mma<T>(d, a, b)  d += a b for T = __nv_bfloat16 or __half (E = 2 numbers in a register), or tf32 (E = 1):
-//       a[i], 16 rows, 8 E columns: row lane / 4 + 8 (i % 2), columns E (lane % 4 + 4 (i / 2)) and on
-//       b[i], 8 E rows, 8 columns:  rows E (lane % 4 + 4 i) and on, column lane / 4
+//       a[i], 16 rows, 8 E columns: row lane / 4 + 8 (i % 2), columns from E (lane % 4 + 4 (i / 2))
+//       b[i], 8 E rows, 8 columns:  rows from E (lane % 4 + 4 i), column lane / 4
 //       d[i], 16 rows, 8 columns:   row lane / 4 + 8 (i / 2), column 2 (lane % 4) + i % 2
-//   to_tf32(x)  the nearest number with 10 bits behind the point, of two the one farther from 0. mma leaves the last 13
-//       bits of a tf32 out of account.
+//   to_tf32(x)  the nearest number with 10 bits after the binary point; ties round away from 0. mma ignores the last 13
+//       bits of a tf32.
 //
-// (PTX ISA, "ldmatrix" and "Matrix fragments for mma".) All 32 lanes come to a function together, at the same place of
-// the text. ldmatrix takes compute capability 7.5, the others 8.0. Nothing here orders memory: __syncthreads() or
-// __syncwarp() stands between writing shared memory and ldmatrix. Products are exact; in which order they are added, and
-// with how many bits on the way, a GPU does not say. The CPU adds in double and rounds once: the two agree to the bit
-// where every sum is exact in float, as of small integers, and else to about float's precision.
+// (PTX ISA, "ldmatrix" and "Matrix fragments for mma".) All 32 lanes must call a function together, by the same call in
+// the text. ldmatrix needs compute capability 7.5, the others 8.0. Nothing here orders memory: put __syncthreads() or
+// __syncwarp() between writing shared memory and ldmatrix. Products are exact, but a GPU does not specify the order and
+// the precision of their sum. The CPU adds in double and rounds once: both agree bitwise if every sum is exact in float,
+// as for small integers, and to about float's precision otherwise.
 #pragma once
 
 #define NE_LINE int line = __builtin_LINE()  // as a default argument: the line of the call, for the checker
@@ -82,7 +82,7 @@ NE_WARP_FUNCTION unsigned to_tf32(float x) {
 
 #endif
 
-#else  // on the CPU: the last lane to come does the work of all
+#else  // on the CPU, the last lane to arrive does the work of all
 
 #include "raw.h"
 
@@ -99,9 +99,9 @@ namespace runtime {
 
 struct MatrixArgument {
   int line;
-  const char* row;      // ldmatrix: the row that this lane names;
-  Bits16 got[8];        // the numbers that it gets,
-  const char* from[8];  // and where they stood
+  const char* row;      // ldmatrix: the row whose address this lane passes,
+  Bits16 got[8];        // the numbers that it receives,
+  const char* from[8];  // and their addresses
   float* d;             // mma
   const unsigned *a, *b;
   unsigned long long path = runtime::call_path();
@@ -109,9 +109,9 @@ struct MatrixArgument {
 
 RAW static MatrixArgument* matrix_argument(void** argument, unsigned lanes, int lane) {
   auto *any = (MatrixArgument*)argument[__builtin_ctz(lanes)], *its = (MatrixArgument*)argument[lane];
-  if (lanes != ~0u) runtime::fail("a matrix instruction takes all 32 lanes of a warp: some have left, or never were", any->line);
+  if (lanes != ~0u) runtime::fail("a matrix instruction needs all 32 lanes of a warp: some have returned or do not exist", any->line);
   if (its->line != any->line || its->path != any->path)
-    runtime::fail("a warp's lanes come to two different matrix instructions, or by two calls to one", its->line);
+    runtime::fail("a warp's lanes call two different matrix instructions, or one by two different calls", its->line);
   return its;
 }
 
@@ -189,8 +189,8 @@ NE_WARP_FUNCTION unsigned to_tf32(float x) {
 NE_LDMATRIX(ldmatrix, "")
 NE_LDMATRIX(ldmatrix_trans, ".trans")
 
-// ---- WMMA: the same behind CUDA's own names, for 16 x 16 x 16 with 16-bit factors and float sums. Other than CUDA's,
-// load_matrix_sync of a factor reads shared memory only, rows that begin at multiples of 16 bytes.
+// ---- WMMA: the same under CUDA's own names, for 16 x 16 x 16 with 16-bit factors and float sums. Unlike CUDA's,
+// load_matrix_sync of a factor reads only shared memory, and rows must begin at multiples of 16 bytes.
 
 namespace wmma {
 
@@ -209,7 +209,7 @@ template <class Use, int M, int N, int K, class T, class Layout = void> struct f
   static_assert(M == 16 && N == 16 && K == 16, "a fragment is 16 x 16 x 16");
   unsigned r[4];
 };
-// A sum: x[0] to x[3] are d for columns 0 to 7, the others for 8 to 15.
+// A sum: x[0] to x[3] are d for columns 0 to 7, x[4] to x[7] for columns 8 to 15.
 template <> struct fragment<accumulator, 16, 16, 16, float> {
   enum { num_elements = 8 };
   float x[num_elements];
@@ -220,7 +220,7 @@ NE_WARP_FUNCTION void fill_fragment(Sum& f, float value) {
   for (int i = 0; i < f.num_elements; i++) f.x[i] = value;
 }
 
-// p: where the 16 x 16 part of a matrix begins whose rows (col_major: columns) are `stride` numbers apart.
+// p: start of a 16 x 16 part of a matrix whose rows (col_major: columns) are `stride` numbers apart.
 template <class Use, class T, class Layout>
 NE_WARP_FUNCTION void load_matrix_sync(fragment<Use, 16, 16, 16, T, Layout>& f, const T* p, unsigned stride, NE_LINE) {
   constexpr bool by_rows = same<Layout, row_major>, is_a = same<Use, matrix_a>;

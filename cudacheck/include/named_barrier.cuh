@@ -1,12 +1,12 @@
-// named_barrier.cuh: barriers for some warps of a block, which CUDA C++ offers only as PTX. Warps with different work wait for
-// one another: those that fill a buffer and those that empty it.
+// named_barrier.cuh: barriers for some warps of a block, which CUDA C++ offers only as PTX. They let warps with different
+// roles wait for each other, for example those that fill a buffer and those that empty it.
 //
-//   named_barrier_sync(number, threads)    wait until `threads` threads have come to barrier `number`, 1 to 15; all of
+//   named_barrier_sync(number, threads)    wait until `threads` threads have reached barrier `number`, 1 to 15; all of
 //       their accesses before it happen before all of their accesses after it
-//   named_barrier_arrive(number, threads)  be counted, and do not wait
+//   named_barrier_arrive(number, threads)  be counted at the barrier without waiting
 //
-// Whole warps come: `threads` is a multiple of 32 and the same in every call, and the 32 lanes of a warp come together, at
-// one place of the text. Different warps may come from different places. Barrier 0 is __syncthreads().
+// Only whole warps can take part: `threads` is a multiple of 32 and the same in every call, and the 32 lanes of a warp
+// arrive together, by the same call in the text. Different warps may use different calls. Barrier 0 is __syncthreads().
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,23 +1,23 @@
 // nanoeuler.cuh: device functions that CUDA C++ offers only as PTX, each with a body for the GPU and one for the CPU.
 #pragma once
 
-// Asynchronous copies from global to shared memory, without a register on the way (compute capability 8.0 and later; before
-// that, plain copies). A copy belongs to the next commit; what it brought can be read after the thread that asked for it
-// has waited, and by other threads after a barrier that follows.
+// Asynchronous copies from global to shared memory, without going through a register (compute capability 8.0 and later;
+// ordinary copies before that). A copy belongs to the next commit. Its data can be read by the thread that started it
+// once that thread has waited, and by other threads after a barrier that follows the wait.
 //
-//   copy_async<BYTES>(shared, global)         4, 8 or 16 bytes a thread, both addresses multiples of BYTES
-//   copy_async<BYTES>(shared, global, given)  the first `given` of the bytes, 0 to BYTES; the others become zeros, and with
-//                                             0 `global` is not looked at: for the ragged last tile of a matrix
-//   copy_async_cg<BYTES>(...)                 the same for 16 bytes, past the L1 cache: for what no other block will read
-//   copy_async_commit(), copy_async_wait<N>() end a group; wait until at most N of this thread's groups are under way
+//   copy_async<BYTES>(shared, global)         copy 4, 8 or 16 bytes per thread; both addresses are multiples of BYTES
+//   copy_async<BYTES>(shared, global, given)  copy only the first `given` bytes, 0 to BYTES, and fill the rest with
+//                                             zeros, for a matrix's ragged last tile; with 0, `global` is not read
+//   copy_async_cg<BYTES>(...)                 the same for 16 bytes, bypassing L1: for data that no other block reads
+//   copy_async_commit(), copy_async_wait<N>() end a group; wait until at most N of this thread's groups are unfinished
 //
-//   prefetch_to_L2(global)                    begin to bring the line of the L2 cache that an address lies in, and wait for
-//                                             nothing; on the CPU it does nothing
+//   prefetch_to_L2(global)                    start loading an address's cache line into the L2 cache, without waiting;
+//                                             does nothing on the CPU
 //
-//   grid_dependency_wait()                    of a launch bound with overlap=True: from here on what the launch before it
-//                                             wrote can be read (programmatic dependent launch, from 9.0 on)
-//   launch_dependents()                       when all blocks have come here, the launch behind this one may begin. Both
-//                                             do nothing on the CPU, where one launch ends before the next begins.
+//   grid_dependency_wait()                    in a launch bound with overlap=True, wait until the data of the launch
+//                                             before it can be read (programmatic dependent launch, from 9.0 on)
+//   launch_dependents()                       let the next launch begin once all blocks have called this. Both do
+//                                             nothing on the CPU, where a launch ends before the next one begins.
 #ifdef __CUDACC__
 
 #define NE_COPY(NAME, CACHE, SIZES, WORDS)                                                                            \
@@ -70,7 +70,7 @@ template <int GROUPS> __device__ __forceinline__ void copy_async_wait() {
   template <int BYTES> RAW static inline void NAME(void* shared, const void* global, int given = BYTES,            \
                                                    int line = __builtin_LINE()) {                                  \
     static_assert(SIZES, WORDS);                                                                                   \
-    if (given < 0 || given > BYTES) runtime::fail("an asynchronous copy is given 0 bytes to all that it writes", line);     \
+    if (given < 0 || given > BYTES) runtime::fail("copy_async: given must be 0 to BYTES", line);     \
     runtime::async_copy(shared, global, BYTES, given, line);                                                                \
   }
 RAW static inline void prefetch_to_L2(const void*) {}
@@ -81,8 +81,8 @@ template <int GROUPS> RAW static inline void copy_async_wait() { runtime::async_
 
 #endif
 
-NE_COPY(copy_async, "ca", BYTES == 4 || BYTES == 8 || BYTES == 16, "an asynchronous copy moves 4, 8 or 16 bytes")
-NE_COPY(copy_async_cg, "cg", BYTES == 16, "an asynchronous copy past the L1 cache moves 16 bytes")
+NE_COPY(copy_async, "ca", BYTES == 4 || BYTES == 8 || BYTES == 16, "an asynchronous copy must move 4, 8 or 16 bytes")
+NE_COPY(copy_async_cg, "cg", BYTES == 16, "an asynchronous copy past the L1 cache must move 16 bytes")
 #undef NE_COPY
 #ifdef __CUDACC__
 #undef NE_ASYNC_OR_PLAIN

@@ -1,7 +1,7 @@
-"""Reading a kernel's text: what it declares, what the dialect refuses, and what is put around it before it compiles.
+"""Parse a kernel's text: find its kernels, refuse unsupported code, and prepare the text for a C++ compiler.
 
-`text.py` prepares a text; `reading.py` finds words, brackets and macros; `dialect.py` refuses; `layout.py` and
-`variables.py` know types and names.
+`text.py` finds signatures and prepares a text; `reading.py` finds words, brackets and macros; `dialect.py` refuses
+unsupported code; `layout.py` computes the layout of types; `variables.py` registers variables with the checker.
 """
 
 from cudacheck.source.text import HEADER_LINES, Parameter, Signature, Text, prepare, signatures

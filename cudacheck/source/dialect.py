@@ -1,8 +1,9 @@
-"""What the language of kernels leaves out, each in a sentence: what CUDA has on the GPU only, and what kernels lack.
+"""Refuse code that kernels cannot use or that does not exist on the CPU, and explain each refusal.
 
-ON_NEITHER is refused for both sides, so that a text which runs on the CPU runs on the GPU; ON_GPU_ONLY and unknown
-headers are refused for the CPU. What a compiler refuses by itself with a readable message is left to it. A branch of
-`#ifdef __CUDACC__` belongs to the GPU, its `#else` to the CPU; each side reads its own.
+The code listed in ON_NEITHER is refused on both sides (CPU and GPU), so that a text that runs on the CPU also runs on
+the GPU. The code listed in ON_GPU_ONLY and unknown headers are refused on the CPU. Code that a compiler refuses with a
+readable message is left to the compiler. The branch `#ifdef __CUDACC__` is read only for the GPU, and its `#else`
+branch only for the CPU.
 """
 
 import re
@@ -26,21 +27,21 @@ from cudacheck.source.reading import (
 INCLUDE = Path(__file__).parents[1] / "include"
 OF_CUDA = ["cuda_fp16.h", "cuda_bf16.h", "cuda_runtime.h", "cuda_pipeline.h", "math_constants.h"]
 
-# A pattern with the group `name`, why it is refused, and what to write instead.
-_HEAP = ("a kernel has no heap here", "declare a local array of a constant size, or pass an array from Python")
+# Entries: a pattern with the group `name`, the reason for refusing it, and what to write instead.
+_HEAP = ("a kernel cannot allocate memory", "declare a local array of a constant size, or pass an array from Python")
 _END = ("a kernel cannot end the process", "return ends the thread, and assert(condition) stops the launch")
 ON_NEITHER = [
     (r"(?<![\w.>:])(?P<name>malloc|calloc|realloc|free|alloca)\s*\(", *_HEAP),
     (r"(?<!\w)(?P<name>new)\s+[\w:(<]", *_HEAP),
     (r"(?<!\w)(?P<name>delete)\s*(?:\[\s*\]\s*)?[\w(*]", *_HEAP),
     (r"(?<![\w.>:])(?P<name>exit|abort)\s*\(", *_END),
-    (r"(?<!\w)(?P<name>thread_local)(?!\w)", "a GPU has no variables of one thread that last",
-     "a plain local variable of the kernel belongs to its thread alone"),
-    (r"(?<!\w)(?P<name>__activemask)(?!\w)", "it tells which lanes happen to run, and that may change from run to run",
+    (r"(?<!\w)(?P<name>thread_local)(?!\w)", "a GPU thread has no static variables",
+     "use a local variable of the kernel, which is private to its thread"),
+    (r"(?<!\w)(?P<name>__activemask)(?!\w)", "the lanes that it returns may vary from run to run",
      "use the mask that your branch knows, e.g. __ballot_sync(0xffffffff, condition)"),
 ]  # fmt: skip
 
-_TWIN = "put it under #ifdef __CUDACC__, and behind #else what the CPU is to check instead"
+_TWIN = "put it under #ifdef __CUDACC__, and after #else write what the CPU should check instead"
 ON_GPU_ONLY = [
     (r"(?<!\w)(?P<name>asm|__asm__|__asm)(?!\w)", "inline PTX is for the GPU", _TWIN),
     (r"(?<!\w)(?P<name>__cluster_\w+)(?!\w)", "clusters of blocks are for the GPU (9.0 and later)", _TWIN),
@@ -48,10 +49,13 @@ ON_GPU_ONLY = [
 
 
 def refuse(text, headers: Iterable[str], where: str) -> None:
-    """Raise CudaCheckError for the first thing in a text (source.Text) that this side does not have."""
+    """Raise CudaCheckError for the first code in a text (source.Text) that this side does not support.
+
+    headers: names of further headers that the text may include; where: the side, "cpu" or "gpu".
+    """
     sources = [(text.name, text.source), *text.headers]
     if any(bracket_fault(live(source, where)) for _, source in sources):
-        return  # the compiler's error, of which complaints.py makes this one
+        return  # the compiler reports it, and complaints.py explains that error
     everything = "\n".join(live(source, where) for _, source in sources)
     words = words_of(everything) | {name: body for name, (_, body) in function_macros(everything).items()}
     for name, source in sources:
@@ -71,29 +75,30 @@ def refuse(text, headers: Iterable[str], where: str) -> None:
 
 
 def _include(alive: str, headers: Iterable[str]) -> tuple[int, str, str] | None:
-    """The first header that a kernel on the CPU cannot have: place, message, and what there is."""
+    """Find the first header that a kernel on the CPU cannot include; return its place, a message, and known headers."""
     offered = [*sorted([*(file.name for file in INCLUDE.glob("*.cuh")), *headers]), *OF_CUDA]
     for match in re.finditer(r"^[ \t]*#[ \t]*include[ \t]*[<\"]([^>\"\n]*)", alive, re.M):
         if match[1] not in offered:
-            return match.start(), f"a kernel on the CPU cannot include <{match[1]}>", f"there are {', '.join(offered)}"
+            message, advice = f"a kernel on the CPU cannot include <{match[1]}>", f"available: {', '.join(offered)}"
+            return match.start(), message, advice
     return None
 
 
 def _names(alive: str, where: str) -> list[tuple[int, str, str]]:
-    """What is refused by its name, unless the text has a function or macro of that name itself."""
+    """Return the refused names, without the names of functions and macros that the text itself defines."""
     code, refused = _with_macros(alive), []
     functions = {m[1] for m in re.finditer(r"[\w>*&]\s+(\w+)\s*\([^;{}()]*\)\s*\{", code)}
     defined = functions | set(words_of(alive))
-    for table, on in ((ON_NEITHER, "for a kernel"), (ON_GPU_ONLY if where == "cpu" else [], "on the CPU")):
+    for table, on in ((ON_NEITHER, "in a kernel"), (ON_GPU_ONLY if where == "cpu" else [], "on the CPU")):
         for pattern, why, advice in table:
             match = next((m for m in re.finditer(pattern, code) if m["name"] not in defined), None)
             if match:
-                refused.append((match.start("name"), f"'{match['name']}' is not there {on}: {why}", advice))
+                refused.append((match.start("name"), f"'{match['name']}' is not available {on}: {why}", advice))
     return refused
 
 
 def _with_macros(alive: str) -> str:
-    """The code, and the bodies of those macros that it uses."""
+    """Return the code together with the bodies of the macros that it uses."""
     code, bare = code_only(alive), blank_comments(alive, strings=True)
     for macro in re.finditer(r"^[ \t]*#[ \t]*define[ \t]+(\w+)(?:[^\n]*\\\n)*[^\n]*", bare, re.M):
         if re.search(rf"\b{macro[1]}\b", code):
@@ -101,7 +106,7 @@ def _with_macros(alive: str) -> str:
     return code
 
 
-# A function as its head stands before the {, brackets emptied: its name, or operator and what it is.
+# A function's head, as it appears before the { with brackets emptied; name: its name, or `operator` and the operator.
 _FUNCTION = re.compile(
     r"(?:^|[\s*&>~])(?P<name>operator\s*(?:\(\s*\)|[^\s\w(]+|\w[\w\s*&]*)|~?\w+)\s*\(\s*\)\s*"
     r"(?:(?:const|noexcept|override|final|volatile|&)\s*)*(?:->.*|:[^:].*)?\s*$", re.S,
@@ -109,9 +114,9 @@ _FUNCTION = re.compile(
 
 
 def _host_function(alive: str, words: dict[str, str]) -> tuple[int, str, str] | None:
-    """The first function that is not marked __device__: place, why, what to do."""
+    """Find the first function that is not marked __device__; return its place, the reason and advice."""
     code = code_only(alive)
-    around = []  # what the open braces belong to: "scope" (a namespace or struct), "function" or "other"
+    around = []  # kinds of the open braces: "scope" (a namespace or struct), "function" or "other"
     start = 0
     for match in re.finditer(r"[{};]", code):
         head, begin, start = code[start : match.start()], start, match.end()
@@ -159,7 +164,7 @@ _NO_VARIABLE = re.compile(
 
 
 def _host_variable(alive: str, words: dict[str, str]) -> tuple[int, str, str] | None:
-    """The first variable outside of functions that is neither const nor marked: place, why, what to do."""
+    """Find the first host variable, neither const nor marked; return its place, the reason and advice."""
     code, start = code_only(alive), 0
     for match in re.finditer(r"[{};]", code):
         head, begin, start = code[start : match.start()], start, match.end()
@@ -177,7 +182,7 @@ def _host_variable(alive: str, words: dict[str, str]) -> tuple[int, str, str] | 
 
 
 def _variable_of_a_function(alive: str) -> tuple[int, str, str] | None:
-    """The first __device__ or __constant__ variable inside a function: place, why, what to do."""
+    """Find the first __device__ or __constant__ variable in a function; return its place, the reason and advice."""
     code = code_only(alive)
     for match in re.finditer(r"[;{}]\s*(__(?:device|constant)__)(?!\w)", code):
         braces = open_braces(code, match.start(1))
@@ -186,26 +191,26 @@ def _variable_of_a_function(alive: str) -> tuple[int, str, str] | None:
         if braces and not re.search(scope, _without_alignment(head)):
             return (
                 match.start(1),
-                f"{match[1]} variables stand outside of functions",
-                "move it above the kernel; a plain variable inside belongs to its thread alone",
+                f"{match[1]} variables must be outside of functions",
+                "move it above the kernel; a variable inside a kernel is private to its thread",
             )
     return None
 
 
 def _call_of_a_kernel(alive: str) -> tuple[int, str, str] | None:
-    """The first call of a kernel as if it were a function: place, why, what to do."""
+    """Find the first kernel that is called like a function; return the call's place, the reason and advice."""
     code = code_only(alive)
     kernels = r"(?<!\w)__global__(?!\w)(?:[^;{}()]|\([^()]*\))*?(?<!\w)(?!__\w+__)(\w+)\s*\("
     for name in {match[1] for match in re.finditer(kernels, code)}:
         if re.search(rf"(?<!\w)__device__(?!\w)[^;{{}}()]*(?<!\w){name}\s*\(", code):
             continue
         for call in re.finditer(rf"(?:[;{{}})]|(?<!\w)else)\s*({name})\s*(?:<[^<>;(]*>\s*)?\(", code):
-            # before a head's name
+            # a kernel's own head after __launch_bounds__(...) looks like a call
             bounds = re.search(r"__launch_bounds__\s*\([^;{}]*$", code[: call.start(1)])
             if not bounds and open_braces(code, call.start(1)):
                 return (
                     call.start(1),
                     f"`{name}` is a kernel, and a kernel cannot call another",
-                    f"what both do stands in a function: __device__ void {name}_part(...)",
+                    f"move the common part into a function: __device__ void {name}_part(...)",
                 )
     return None

@@ -1,4 +1,4 @@
-"""The types that a kernel takes, and a struct's layout in memory as C++ has it."""
+"""Find the NumPy types of kernel parameters, and lay out structs in memory as C++ does."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 
 from cudacheck.source.reading import code_only, expand, hollow, number, split
 
-# C++ types and the NumPy types of the same bytes. long is left out: its size differs between compilers.
+# C++ types and NumPy types with the same representation; without long, whose size differs between compilers.
 DTYPES = {
     "float": "float32", "double": "float64", "bool": "bool",
     "char": "int8", "signed char": "int8", "unsigned char": "uint8",
@@ -26,7 +26,7 @@ _STRUCT = re.compile(
 
 
 def plain_type(words: list[str]) -> str:
-    """A type as DTYPES spells it: `unsigned long long` for `long unsigned long int`."""
+    """Return the spelling of a type in DTYPES: `unsigned long long` for `long unsigned long int`."""
     if not words or not set(words) <= {"unsigned", "signed", "short", "long", "int", "char"}:
         return " ".join(words)
     size = " ".join(word for word in words if word in ("char", "short", "long"))
@@ -36,7 +36,7 @@ def plain_type(words: list[str]) -> str:
 
 
 def element_of(kind: str) -> tuple[str, int] | None:
-    """The NumPy type of a type's numbers and how many it holds (4 of float4); None if it is no type of numbers."""
+    """Return the NumPy type and the count (4 for float4) of a C++ type's numbers, or None if the type has none."""
     if kind in DTYPES:
         return DTYPES[kind], 2 if kind.endswith(("half2", "bfloat162")) else 1
     vector = re.fullmatch(r"([a-z]+)([1234])", kind)
@@ -45,7 +45,7 @@ def element_of(kind: str) -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class Field:
-    """A number of a struct, or an array of numbers, as C++ lays it out."""
+    """A member of a struct, a number or an array of numbers, with its offset in bytes."""
 
     name: str
     type: str
@@ -55,7 +55,10 @@ class Field:
 
 
 def structs_of(source: str, words: dict[str, str]) -> dict:
-    """The structs of a text by name: fields, bytes and alignment; instead of fields, why it cannot be passed."""
+    """Return (fields, bytes, alignment) for each struct of a text, by the struct's name.
+
+    If a struct cannot be passed to a kernel, `fields` is a string with the reason.
+    """
     text, structs = code_only(source), {}
     if "<hopper.cuh>" in source:
         structs["TensorMap"] = (Field("words", "unsigned long long", "uint64", 0, (16,)),), 128, 64
@@ -70,21 +73,21 @@ def structs_of(source: str, words: dict[str, str]) -> dict:
 
 
 def _layout(body: str, words: dict[str, str], structs: dict, align: int) -> tuple:
-    """Fields, bytes and alignment of what stands between the braces of a struct, as C++ lays it out."""
+    """Return the fields, bytes and alignment that C++ gives to a struct with this text between its braces."""
     fields, offset = [], 0
     for statement in _members(body):
         parts = split(statement)
         first = re.fullmatch(r"\s*(.*?)\b(\w+)\s*((?:\[[^]]*\]\s*)*)", parts[0], re.S)
         if not first or "*" in statement or "&" in statement:
             why = "a pointer" if first and "*" in statement else f"`{' '.join(statement.split())}`"
-            fault = f"a struct is passed with numbers alone, here it has {why}: pass an array as a parameter of its own"
+            fault = f"a struct may hold only numbers, here it has {why}: pass an array as a parameter of its own"
             return fault, 0, 1
         kind = plain_type([w for w in re.findall(r"[\w:]+", expand(first[1], words)) if w not in ("const", "struct")])
         for part in (first[2] + first[3], *parts[1:]):
             declarator = re.fullmatch(r"\s*(\w+)\s*((?:\[[^]]*\]\s*)*)", part)
             shape = [number(n, words) for n in re.findall(r"\[([^]]*)\]", declarator[2] if declarator else "[?]")]
             if None in shape:
-                return f"the size of its member `{part.strip()}` is no plain number", 0, 1
+                return f"the size of its member `{part.strip()}` is not a constant", 0, 1
             if kind in structs and isinstance(structs[kind][0], tuple) and not shape:
                 inner, size, unit = structs[kind]
                 offset = -(-offset // unit) * unit
@@ -94,7 +97,7 @@ def _layout(body: str, words: dict[str, str], structs: dict, align: int) -> tupl
                 offset, align = offset + size, max(align, unit)
                 continue
             if not (element := element_of(kind)):
-                return f"its member `{declarator[1]}` is a {kind}, which is no number", 0, 1
+                return f"its member `{declarator[1]}` is a {kind}, which is not a number", 0, 1
             dtype, width = element
             size = numpy_dtype(dtype).itemsize
             unit = size if width in (1, 3) else min(16, size * width)
@@ -106,7 +109,7 @@ def _layout(body: str, words: dict[str, str], structs: dict, align: int) -> tupl
 
 
 def _members(body: str) -> list[str]:
-    """The statements of a struct that declare data: no functions, no types, no constants of the class."""
+    """Return a struct's declarations of data members, without functions, types and static constants."""
     emptied = hollow(body)
     emptied = re.sub(r"[^;{}]*\([^()]*\)[^;{}]*(?:\{\s*\}|;)", lambda m: " " * len(m[0]), emptied)
     statements, start = [], 0
@@ -120,7 +123,7 @@ def _members(body: str) -> list[str]:
 
 
 def numpy_dtype(name: str) -> np.dtype | None:
-    """The NumPy type of a parameter's elements; bfloat16 has one only where ml_dtypes is installed."""
+    """Return the NumPy type of a parameter's elements; bfloat16 becomes uint16 if ml_dtypes is not installed."""
     if name != "bfloat16":
         return np.dtype(name)
     try:

@@ -1,4 +1,4 @@
-"""Reading C++ without a compiler: comments, brackets, macros, the branches that one side compiles."""
+"""Read C++ without a compiler: comments, brackets, macros, and the #if branches for the CPU or the GPU."""
 
 import ast
 import operator
@@ -10,7 +10,7 @@ _ALIAS = re.compile(r"(?<!\w)using\s+(\w+)\s*=\s*([\w\s:*<>,]+?)\s*;|(?<!\w)type
 
 
 def blank_comments(source: str, strings: bool = False) -> str:
-    """The text with every comment (and string) replaced by blanks, each line where it was."""
+    """Replace comments (and strings, on request) in the text by blanks; lines keep their numbers."""
     pattern = r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|(?<!\w)'(?:\\.|[^'\\\n])'"
 
     def blank(match):
@@ -21,8 +21,8 @@ def blank_comments(source: str, strings: bool = False) -> str:
 
 
 def live(source: str, where: str) -> str:
-    """The text with blanks for what that side never compiles: the other branch of #ifdef __CUDACC__, and #if 0."""
-    lines, stack = source.split("\n"), []  # of (alive, was it decided) for each #if that is open
+    """Blank the lines that a side ("cpu", "gpu") never compiles: #if 0, and the other side's __CUDACC__ branches."""
+    lines, stack = source.split("\n"), []  # (alive, known) for each open #if; known: whether it could be evaluated
     for number, line in enumerate(lines):
         match = re.match(r"\s*#\s*(ifdef|ifndef|if|elif|else|endif)\b\s*(.*)", line)
         if not match:
@@ -45,7 +45,7 @@ def live(source: str, where: str) -> str:
 
 
 def hollow(text: str) -> str:
-    """The text with blanks between its brackets, also between the < and > around a type's arguments."""
+    """Replace the text between brackets by blanks, also between the < and > around a type's arguments."""
     partner, waiting, outside = {"(": ")", "[": "]", "{": "}", "<": ">"}, [], []
     for character in text:
         if waiting and character == waiting[-1]:
@@ -57,13 +57,13 @@ def hollow(text: str) -> str:
 
 
 def split(text: str) -> list[str]:
-    """What stands between the commas that are in no bracket."""
+    """Split the text at the commas outside of all brackets."""
     ends = [match.start() for match in re.finditer(",", hollow(text))]
     return [text[i:j] for i, j in zip([0, *(e + 1 for e in ends)], [*ends, len(text)])]
 
 
 def words_of(text: str) -> dict[str, str]:
-    """What macros and names for types stand for."""
+    """Return the definitions of a text's macros and type aliases, {name: definition}."""
     words = {m[1]: m[2] for m in _DEFINE.finditer(text)}
     for match in _ALIAS.finditer(text):
         words[match[1] or match[4]] = (match[2] or match[3]).strip()
@@ -71,7 +71,7 @@ def words_of(text: str) -> dict[str, str]:
 
 
 def expand(text: str, words: dict[str, str]) -> str:
-    """The text with the words replaced by what they stand for, until none is left."""
+    """Replace words in the text by their definitions repeatedly, at most eight times, until nothing changes."""
     for _ in range(8):
         replaced = re.sub(r"\b[A-Za-z_]\w*", lambda m: words.get(m[0], m[0]), text)
         if replaced == text:
@@ -81,7 +81,7 @@ def expand(text: str, words: dict[str, str]) -> str:
 
 
 def function_macros(text: str) -> dict[str, tuple[list[str], str]]:
-    """Parameters and body of each macro that takes arguments."""
+    """Return the parameters and body of each macro that takes arguments."""
     return {
         m[1]: (re.findall(r"\w+|\.\.\.", m[2]), m[3].replace("\\\n", " ").strip())
         for m in _FUNCTION_MACRO.finditer(blank_comments(text))
@@ -89,13 +89,13 @@ def function_macros(text: str) -> dict[str, tuple[list[str], str]]:
 
 
 def code_only(source: str, strings: bool = False) -> str:
-    """The text with blanks for comments, the preprocessor's lines and, unless they are asked for, strings."""
+    """Replace comments, preprocessor lines and (unless `strings` is set) strings in the text by blanks."""
     bare = blank_comments(source, strings=not strings)
     return re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda m: re.sub(r"[^\n]", " ", m[0]), bare, flags=re.M)
 
 
 def open_braces(code: str, place: int) -> list[int]:
-    """Where the braces stand that are open at a place, the outermost first."""
+    """Return the positions of the braces that are open at a position in the text, outermost first."""
     waiting = []
     for match in re.finditer(r"[{}]", code[:place]):
         if match[0] == "{":
@@ -106,7 +106,7 @@ def open_braces(code: str, place: int) -> list[int]:
 
 
 def at_top(code: str, place: int) -> bool:
-    """Whether a place lies in no braces but those of namespaces and extern "C"."""
+    """Return whether a position is outside of all braces, except the braces of namespaces and extern "C"."""
     space = re.compile(r"(?:\bnamespace\b[\s\w:]*|\bextern\s*)$")
     return all(space.search(code[:brace].rstrip()) for brace in open_braces(code, place))
 
@@ -120,7 +120,7 @@ ARITHMETIC = {
 
 
 def number(text: str, words: dict[str, str]) -> int | None:
-    """The value of a constant expression as far as it is sums and products; None if it takes a compiler to know."""
+    """Return the value of a constant integer expression with + - * /, or None for anything more complex."""
     try:
         return _value(ast.parse(expand(text, words).strip(), mode="eval").body)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
@@ -134,18 +134,18 @@ def _value(node):
         return _value(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
     if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
         return ARITHMETIC[type(node.op)](_value(node.left), _value(node.right))
-    raise ValueError("no sum or product of whole numbers")
+    raise ValueError("the expression must consist of integers and + - * /")
 
 
 def bracket_fault(source: str) -> tuple[int, str, int] | None:
-    """The first bracket without its partner: line, what is wrong, column; None if all have one."""
+    """Return (line, message, column) for the first unmatched bracket, or None if all brackets match."""
     pairs, waiting = {")": "(", "]": "[", "}": "{"}, []
     for line, code in enumerate(blank_comments(source, strings=True).split("\n"), 1):
         for match in re.finditer(r"[][(){}]|;", code):
             bracket, here = match[0], (line, match.start() + 1)
             if bracket in "([{":
                 waiting.append((bracket, here))
-            elif bracket == ";":  # a ( may hold one, in `for`; a [ may not
+            elif bracket == ";":  # allowed inside (, in `for`, but not inside [
                 if waiting and waiting[-1][0] == "[":
                     break
             elif waiting and waiting[-1][0] == pairs[bracket]:

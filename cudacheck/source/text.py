@@ -1,4 +1,4 @@
-"""Reading the text of a kernel: its signatures, and the edits that a C++ compiler needs."""
+"""Find the signatures of a text's kernels, and edit the text for a C++ compiler."""
 
 import difflib
 import functools
@@ -29,7 +29,7 @@ _CONSTANT = re.compile(
     r"(?<!\w)(?:constexpr|const)\s+(?:static\s+)?(?:int|unsigned|unsigned int)\s+(\w+)\s*=\s*([^;,{}]+);"
 )
 _GLOBAL = re.compile(r"(?<!\w)__global__(?!\w)")
-# What stands between __global__ and the name of a kernel, and what is after the name, brackets emptied.
+# A kernel's head after __global__, with brackets emptied: qualifiers, name and parameters.
 _HEAD = re.compile(
     r"(?:\s*(?:\b(?:void|static|inline)\b|\w+\s*\(\s*\)(?=\s*\w)))*\s*(?P<name>\b\w+)\s*\((?P<parameters>\s*)\)\s*$"
 )
@@ -39,8 +39,11 @@ _ALIGNED = re.compile(r"(?:__align__|alignas)\s*\([^()]*(?:\([^()]*\)[^()]*)*\)"
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a kernel: dtype is that of one element ("bfloat16" has none in NumPy), width the elements of a
-    vector type; of a struct, which is passed by value, its layout stands in `fields` and dtype is ""."""
+    """One parameter of a kernel.
+
+    dtype: NumPy type of one element, or "bfloat16", or "" for a struct, which is passed by value; width: numbers per
+    element, 4 for float4; fields, bytes: layout of a struct.
+    """
 
     name: str
     type: str
@@ -54,7 +57,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """A kernel as it is called: `name` as given (with template arguments), the parameters, most threads of a block."""
+    """The signature of a kernel: name (with template arguments), parameters, largest number of threads per block."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -64,14 +67,14 @@ class Signature:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel's head as it stands in the text."""
+    """The declaration of a kernel as written in the text, before its body."""
 
     name: str  # with its namespaces
     template: str | None
     extern: bool
     bounds: str
     parameters: str
-    start: int  # of the parameters
+    start: int  # where the parameters start
 
 
 def _kernels(source: str) -> list[_Kernel]:
@@ -81,7 +84,7 @@ def _kernels(source: str) -> list[_Kernel]:
         start = max(code.rfind(c, 0, match.start()) for c in ";{}") + 1
         end = re.compile(r"[{;]|$").search(code, match.end())
         if end[0] != "{":
-            continue  # a declaration, or no kernel
+            continue  # a declaration, or not a kernel
         before, after = text[start : match.start()], text[match.end() : end.start()]
         head = _HEAD.match(hollow(after))
         if not head or not re.search(r"\bvoid\b", before + after[: head.start("name")]):
@@ -102,7 +105,7 @@ def _kernels(source: str) -> list[_Kernel]:
 
 
 def _scope(text: str, code: str, place: int) -> tuple[list[str], bool]:
-    """The namespaces around a place, and whether it lies in an extern "C"."""
+    """Return the namespaces around a position, and whether the position is in an extern "C" block."""
     spaces, extern = [], False
     for start in open_braces(code, place):
         if space := re.search(r"\bnamespace\s+([\w:]*)\s*$", text[:start]):
@@ -114,9 +117,10 @@ def _scope(text: str, code: str, place: int) -> tuple[list[str], bool]:
 def signatures(
     source: str, instantiate: Sequence[str] = (), defines: dict | None = None, where: str = "cpu"
 ) -> list[Signature]:
-    """The kernels of a text, in order; templates once for each name in `instantiate` ("matmul<16>").
+    """Return the signatures of a text's kernels; a template has one per name in `instantiate` ("matmul<16>").
 
-    Raises CudaCheckError for a text without a kernel, a type that cannot be passed, or an unknown name to instantiate.
+    defines: macros; where: the side, "cpu" or "gpu". Raises CudaCheckError for a text without a kernel, a type that
+    cannot be passed, or an unknown name to instantiate.
     """
     alive = live(source, where)
     words = words_of(blank_comments(alive)) | {name: str(value) for name, value in (defines or {}).items()}
@@ -131,7 +135,7 @@ def signatures(
         base, _, arguments = name.partition("<")
         if base.strip() not in templates:
             known = ", ".join(sorted(templates)) or "none"
-            raise CudaCheckError(f"instantiate: the text holds no template {base}, found {known}")
+            raise CudaCheckError(f"instantiate: {base} must be a template of the text, which has {known}")
         kernel = templates[base.strip()]
         formal = [re.findall(r"\w+", p.partition("=")[0])[-1] for p in split(kernel.template)]
         actual = [a.strip() for a in split(arguments.rstrip()[:-1]) if a.strip()]
@@ -158,7 +162,7 @@ def signatures(
 
 
 def _no_kernel(source: str) -> str:
-    """Why a text holds no kernel."""
+    """Return the error for a text that has no kernel, with the likely reason."""
     bare = blank_comments(source, strings=True)
     if not bare.strip():
         return "the text is empty: a kernel is a function that is __global__ void"
@@ -166,14 +170,17 @@ def _no_kernel(source: str) -> str:
         line, message, _ = fault
     elif almost := re.search(r"^[^\n;{}#]*?(\w+)\s*\([^(){};]*\)\s*\{", bare, re.M):
         line = bare[: almost.start(1)].count("\n") + 1
-        message = f'`{almost[1]}` would be one as: extern "C" __global__ void {almost[1]}('
+        message = f'to make `{almost[1]}` one, write: extern "C" __global__ void {almost[1]}('
     else:
         return "the text holds no kernel (a function that is __global__ void)"
     return f"the text holds no kernel; line {line}: {message}\n  {source.splitlines()[line - 1].strip()}"
 
 
 def _signature(alive: str, source: str, kernel: _Kernel, name: str, words: dict[str, str], structs: dict) -> Signature:
-    """alive: the text that `kernel` was read from; words: what macros, aliases and template parameters stand for."""
+    """Parse a kernel's signature.
+
+    alive: the text that `kernel` was read from; words: definitions of macros, aliases and template parameters.
+    """
     constants = {m[1]: m[2] for m in _CONSTANT.finditer(blank_comments(source))}
     bound = number(split(kernel.bounds)[0], constants | words)
     line = alive[: kernel.start].count("\n") + 1
@@ -194,7 +201,7 @@ def _parameter(text: str, words: dict[str, str], structs: dict) -> Parameter:
     if rows and text[rows.end() :].lstrip().startswith("("):
         raise CudaCheckError(
             f"parameter `{rows[1] or '?'}` is a function, which Python cannot pass: call a __device__ function by its "
-            "name, or choose one by a number"
+            "name, or pass a number that selects one"
         )
     text = re.sub(r"\(\s*(\w+)\s*\)(?=\s*(?:\[[^]]*\]\s*)*$)", r" \1 ", text)  # float (x)
     shape = re.findall(r"\[([^]]*)\]", text)
@@ -212,13 +219,13 @@ def _parameter(text: str, words: dict[str, str], structs: dict) -> Parameter:
     kind = plain_type([word for word in pointee if word not in ("const", "struct")])
     if "&" in declared:
         raise CudaCheckError(
-            f"parameter `{name}` is a reference, and the caller is in Python: write {kind} {name} for a number, "
+            f"parameter `{name}` is a reference, which Python cannot pass: write {kind} {name} for a number, "
             f"{kind}* {name} for an array"
         )
     if stars > 1:
         raise CudaCheckError(
-            f"parameter `{name}` is a {kind}{'*' * stars}, an array of pointers, which no array of Python is: pass one "
-            f"array as {kind}* {name} and the place where each part begins"
+            f"parameter `{name}` is a {kind}{'*' * stars}, an array of pointers, which Python cannot pass: pass one "
+            f"array as {kind}* {name} and the index where each part begins"
         )
     pointer, element = stars == 1, element_of(kind)
     if not element and kind in structs and not pointer:
@@ -238,7 +245,7 @@ _QUALIFIERS = re.compile(r"\b(?:volatile|__restrict__|__restrict|restrict|__grid
 
 
 def _no_type(name: str, kind: str, star: str, structs: dict) -> str:
-    """Why a parameter's type cannot be passed."""
+    """Return the error for a parameter whose type cannot be passed."""
     if star and kind in structs:
         return (
             f"parameter `{name}` is a {kind}*, an array of structs, and a NumPy array holds numbers: pass one array "
@@ -259,10 +266,10 @@ def _no_type(name: str, kind: str, star: str, structs: dict) -> str:
 
 @dataclass(frozen=True)
 class Text:
-    """A kernel's text for a C++ compiler, with what it takes to find a line of it again.
+    """A kernel's text, its version `prepared` for a C++ compiler, and a map between the lines of the two.
 
-    Headers that the text includes stand in `prepared` where they were included, the first with lines from 100,001
-    on, the second from 200,001: a line number by itself tells in which file it is.
+    Headers are inserted in `prepared` where the text includes them. The first header's lines are numbered from
+    100,001, the second header's from 200,001, and so on, so a line number also identifies the file.
     """
 
     name: str
@@ -271,28 +278,28 @@ class Text:
     headers: tuple[tuple[str, str], ...]  # names and texts
 
     def find(self, line: int) -> tuple[str, int, str]:
-        """File, line in that file, and what stands there."""
+        """Return the file of a line, the line's number in the file, and the line's code."""
         number = line // HEADER_LINES
         name = self.headers[number - 1][0] if number else self.name
         return name, line % HEADER_LINES, self.line(line).strip()
 
     def line(self, line: int) -> str:
-        """What stands there, with its indentation."""
+        """Return the code of a line, with its indentation."""
         lines, line = self.text_of(line).split("\n"), line % HEADER_LINES
         return lines[line - 1] if 0 < line <= len(lines) else ""
 
     def where(self, line: int) -> str:
-        """`line 7`, with the file's name before it if that is a header."""
+        """Return `line 7`, preceded by the file's name if the line is in a header."""
         name, line, _ = self.find(line)
         return f"line {line}" if name == self.name else f"{name}, line {line}"
 
     def text_of(self, line: int) -> str:
-        """The whole file that a line is in."""
+        """Return the complete text of the file that a line is in."""
         number = line // HEADER_LINES
         return self.headers[number - 1][1] if number else self.source
 
     def quote(self, line: int) -> str:
-        """`line 7: what stands there`."""
+        """Return a line as `line 7: code`."""
         return f"{self.where(line)}: {self.find(line)[2]}"
 
 
@@ -300,10 +307,10 @@ HEADER_LINES = 100_000
 
 
 def prepare(name: str, source: str, include: Path | Sequence[Path] = (), where: str = "cpu") -> Text:
-    """The text for a C++ compiler: headers inserted, shared arrays announced; a line keeps its number.
+    """Prepare a text for a C++ compiler: insert headers and register shared arrays, without changing line numbers.
 
-    include: the folder or folders of the .cuh files to insert. Raises CudaCheckError for what that side cannot run (see
-    dialect.py).
+    include: the folder or folders of the .cuh files to insert; where: the side, "cpu" or "gpu". Raises CudaCheckError
+    for code that this side does not support (see dialect.py).
     """
     folders = [include] if isinstance(include, Path) else include
     files = {file.name: file for folder in reversed(folders) for file in sorted(folder.glob("*.cuh"))}
@@ -324,7 +331,7 @@ def prepare(name: str, source: str, include: Path | Sequence[Path] = (), where: 
 
 
 def _own_symbols(prepared: str) -> str:
-    """The text without extern "C", which would let a kernel called `read` replace the C library's function."""
+    """Remove extern "C" from the text: an extern "C" kernel called `read` would replace the C library's `read`."""
     code = code_only(prepared)
     for match in reversed(list(re.finditer(r'\bextern\s*"C"(\s*\{)?', prepared))):
         if code[match.start()] == "e":  # not in a comment or a macro
@@ -334,11 +341,11 @@ def _own_symbols(prepared: str) -> str:
 
 
 def _announce(source: str) -> str:
-    """Let the shared arrays and the variables announce themselves to the runtime where they are declared.
+    """Add calls that register shared arrays and variables with the runtime at their declarations.
 
     extern __shared__ T s[];  ->  T* s = (T*)dynamic_shared(...);
     __shared__ T a[..], b;    ->  __shared__ T a[..] = {}, b = {}; NANOEULER_SHARED_ARRAY(a); NANOEULER_SHARED_ARRAY(b);
-    ({}: else g++ gives numbers of 16 bits a guard, a variable that the checker does not know)
+    (Without {}, g++ adds guard variables for 16-bit numbers, which the checker does not know.)
     """
     source = announce_variables(source)
     bare, code = blank_comments(source, strings=True), code_only(source)
@@ -349,7 +356,7 @@ def _announce(source: str) -> str:
         refused = functools.partial(_at, source, line)
         in_macro = code[start].isspace()
         if in_macro and not code[end : end + 1].isspace():
-            raise refused("write __shared__ where an array is declared: behind a macro the checker does not see it")
+            raise refused("write __shared__ at the array's declaration: inside a macro the checker does not see it")
         before = re.search(rf"(?:\b(?:extern|static|volatile|const)\b|{_ALIGNED.pattern}|\s)*$", bare[:start])[0]
         declaration = _ALIGNED.sub(lambda m: " " * len(m[0]), bare[match.end() : end])
         if re.search(r"\bextern\b", before):
@@ -359,16 +366,16 @@ def _announce(source: str) -> str:
             continue
         emptied = hollow(declaration)
         if re.match(r"[^()\n]*=", emptied):
-            raise refused("__shared__ memory has no value at first: let a thread write it")
+            raise refused("__shared__ memory cannot have an initial value: let a thread write it")
         if re.search(r"\[\s*\]", declaration):
             raise refused(
                 "this __shared__ array has no size: write one in its [ ], or extern before __shared__ and give "
                 "shared_mem at the launch"
             )
         if "=" in emptied:
-            continue  # its ; is missing: the compiler will tell
+            continue  # its ; is missing, which the compiler reports
         if not in_macro and bare[:start].count("{") == bare[:start].count("}"):
-            raise refused("declare __shared__ arrays inside the kernel, found one outside")
+            raise refused("declare __shared__ arrays inside a kernel: this one is outside")
         names = list(re.finditer(r"(\w+)\s*(?:\[\s*\]\s*)*(?=,|$)", emptied))
         edits += [(match.end() + name.end(),) * 2 + (" = {}",) for name in names]
         edits.append((end + 1,) * 2 + ("".join(f" NANOEULER_SHARED_ARRAY({name[1]});" for name in names),))
@@ -383,12 +390,12 @@ def _at(source: str, line: int, message: str) -> CudaCheckError:
 
 
 def _dynamic(source: str, declaration: str, line: int) -> str:
-    """What stands for `extern __shared__ declaration;`."""
+    """Return the replacement of `extern __shared__ declaration;`."""
     first, *others = split(" ".join(declaration.split()))
     emptied = hollow(first)
     match = re.fullmatch(r"(.*?)(\w+)\s*((?:\[\s*\]\s*)+)", emptied)
     if not match:
-        raise _at(source, line, "extern __shared__ memory is an array, as in extern __shared__ float s[];")
+        raise _at(source, line, "extern __shared__ memory must be an array, as in extern __shared__ float s[];")
     kind, declarations = first[: match.end(1)].strip(), []
     for declarator in (first[match.end(1) :], *others):
         name, _, rest = declarator.strip().partition("[")

@@ -1,4 +1,4 @@
-"""Finding the __device__ and __constant__ variables of a text, so that the checker can watch them as arrays."""
+"""Find the __device__ and __constant__ variables of a text and register them with the checker as arrays."""
 
 import re
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
 def announce_variables(source: str) -> str:
-    """The text with NANOEULER_DEVICE_VARIABLE(name, is it constant) behind each variable's declaration, on its line.
+    """Insert NANOEULER_DEVICE_VARIABLE(name, is it constant) after each variable's declaration, on the same line.
 
-    Variables become static: one called `free` does not take the place of the C library's function.
+    The variables become static, so that a variable called `free` does not replace the C library's function `free`.
     """
     code = code_only(source)
     for decl in reversed(list(_declarations(code))):
@@ -32,7 +32,7 @@ def announce_variables(source: str) -> str:
 
 @dataclass(frozen=True)
 class _Declaration:
-    """Where a declaration of variables begins, its first keyword stands, and it ends (behind its ;)."""
+    """A declaration of variables: the positions of its start, its first keyword and its end (after the ;)."""
 
     start: int
     keyword: int
@@ -42,7 +42,7 @@ class _Declaration:
 
 
 def _declarations(code: str) -> Iterator[_Declaration]:
-    """The declarations at the top of the text or in a namespace, without templates and extern ones."""
+    """Yield the declarations at the top level or in a namespace, but no templates and no extern declarations."""
     seen = 0
     for match in _KEYWORD.finditer(code):
         start = max(code.rfind(c, 0, match.start()) for c in ";{}") + 1
@@ -66,7 +66,7 @@ def _declarations(code: str) -> Iterator[_Declaration]:
 
 
 def _statement(code: str, at: int) -> tuple[int, str | None]:
-    """Where a declaration ends, and its text less what stands in ( and {; None for a function or an unfinished one."""
+    """Return a declaration's end and its text with ( ) and { } blanked; None if it is a function or unfinished."""
     text = _ATTRIBUTE.sub(lambda m: " " * len(m[0]), code[at:])
     plain, waiting = "", []
     for i, c in enumerate(text):

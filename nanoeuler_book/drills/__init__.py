@@ -1,4 +1,4 @@
-"""Debugging drills: `breaks` plants a bug in a copy of the package, `diagnose` is the book's tools as a checklist.
+"""Debugging drills: `breaks` plants a bug in a copy of the package, and `diagnose` checks a package with many tools.
 
-Nothing else imports this folder, except the command.
+Only the command `nanoeuler` imports this folder.
 """

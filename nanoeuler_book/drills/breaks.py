@@ -1,13 +1,13 @@
-"""Bugs to find: a copy of the package with one bug in it, a small run that suffers from it, and the reader's test.
+"""Plant one bug in a copy of the package for the reader to find, and run the reader's test (`nanoeuler break`).
 
     broken-7/
-        README.md           what a healthy run prints, the tools, how to hand in
+        README.md           figures of a healthy run, the tools, how to hand in
         run.py              a small training run
         test_found.py       where the reader writes the smallest failing test
-        nanoeuler_lib/      the copy, and beside it that of nanoeuler_book; one fragment of one file is replaced
-        .planted            the seed, and a digest of the bug's name: enough to reveal it, and nothing to read
+        nanoeuler_lib/      the copy, with nanoeuler_book next to it; one fragment of one file is replaced
+        .planted            the seed and a digest of the bug's name, which identify the bug without naming it
 
-The bugs are data, in `breaks.toml`.
+The bugs are listed in `breaks.toml`.
 """
 
 import hashlib
@@ -28,16 +28,16 @@ import nanoeuler_lib
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import write_text
 
-ROOT = Path(nanoeuler_lib.__file__).parents[1]  # of the packages
+ROOT = Path(nanoeuler_lib.__file__).parents[1]  # the folder that holds the packages
 COPIED = "nanoeuler_lib", "nanoeuler_book"
-SECONDS = 60  # a reader's test may take so long
+SECONDS = 60  # time limit for a reader's test
 # the runner's exit codes
 ENDS = {10: "passes", 11: "fails", 12: "holds no function whose name begins with test"}
 
 
 @dataclass(frozen=True)
 class Bug:
-    """One planted bug; `breaks.toml` says what the fields mean."""
+    """One bug to plant; `breaks.toml` explains the fields."""
 
     name: str
     area: str
@@ -51,35 +51,39 @@ class Bug:
     test: str
 
     def planted(self) -> str:
-        """The text of its file with the bug in it."""
+        """Return the source text of the bug's file with the bug planted.
+
+        Raises NanoEulerError unless the fragment to replace occurs exactly once in the file.
+        """
         text = (ROOT / self.file).read_text("utf-8")
         if (times := text.count(self.old)) != 1:
-            raise NanoEulerError(f"{self.file}: {self.old!r} stands there {times} times, expected 1")
+            raise NanoEulerError(f"{self.file}: {self.old!r} must occur once, got {times} times")
         return text.replace(self.old, self.new)
 
 
 @cache
 def texts() -> dict:
-    """What `breaks.toml` holds."""
+    """Return the contents of `breaks.toml`."""
     return tomllib.loads(Path(__file__).with_name("breaks.toml").read_text("utf-8"))
 
 
 def bugs() -> list[Bug]:
-    """All bugs, by area."""
+    """Return all bugs, sorted by area."""
     return [Bug(**entry) for entry in texts()["bug"]]
 
 
 def bug_of(seed: int) -> Bug:
-    """The bug of a seed, any whole number. Steps of the golden section put the bugs of neighbouring seeds far apart."""
-    number = len(texts()["bug"])
+    """Return the bug that belongs to a seed (any integer); neighbouring seeds give bugs far apart in the list."""
+    number = len(texts()["bug"])  # the stride, near the golden section of it, spreads neighbouring seeds
     stride = next(stride for stride in range(round(0.618 * number), 2 * number) if gcd(stride, number) == 1)
     return bugs()[seed * stride % number]
 
 
 def plant(seed: int, out: str | Path | None = None, bug: Bug | None = None) -> Path:
-    """Make the folder of a seed, by default broken-SEED. Returns its path.
+    """Write the drill of a seed into a new folder, by default broken-SEED, and return its path.
 
-    bug: another one than the seed's. Raises NanoEulerError if the folder exists or cannot be written.
+    bug: a bug to plant instead of the bug that belongs to the seed. Raises NanoEulerError if the folder exists or
+    cannot be written.
     """
     out, bug, files = Path(out or f"broken-{seed}"), bug or bug_of(seed), dict(texts()["folder"])
     if out.exists():
@@ -97,14 +101,14 @@ def plant(seed: int, out: str | Path | None = None, bug: Bug | None = None) -> P
 
 
 def _copy(out, bug):
-    """Copy the packages without weights, stored results and the list of bugs; `bug` None: sound."""
+    """Copy the packages, without weights, stored results and the list of bugs, and plant a bug (None: no bug)."""
     left_out = shutil.ignore_patterns("breaks.*", "__pycache__", "pretrained", "results")
     for package in COPIED:
         shutil.copytree(ROOT / package, out / package, ignore=left_out)
     if bug is not None:
         write_text(out / bug.file, bug.planted())
     for file in out.rglob("*"):
-        os.utime(file, (0, 0))  # the newest file would tell
+        os.utime(file, (0, 0))  # else the newest file would give the bug away
 
 
 def _digest(bug):
@@ -112,18 +116,19 @@ def _digest(bug):
 
 
 def found_in(folder: str | Path) -> tuple[int, Bug]:
-    """The seed and the bug of a folder that `plant` made. Raises NanoEulerError on any other."""
+    """Return the seed and the bug of a folder that `plant` wrote. Raises NanoEulerError for any other folder."""
     try:
         seed, digest = Path(folder, ".planted").read_text("utf-8").split()
         return int(seed), next(bug for bug in bugs() if _digest(bug) == digest)
     except (OSError, ValueError, StopIteration):
-        raise NanoEulerError(f"{folder}: no broken copy of this version, expected a folder made by --seed") from None
+        raise NanoEulerError(f"{folder}: must be made by --seed with this version, got another folder") from None
 
 
 def hand_in(folder: str | Path, seconds: float = SECONDS) -> tuple[bool, str]:
-    """Run the reader's test against the broken copy, where it must fail, and the sound package, where it must pass.
+    """Run the reader's test with the broken copy, where it must fail, and with the correct package, where it must pass.
 
-    Returns whether both held, and what to say. Raises NanoEulerError when there is no test.
+    folder: the folder that `plant` wrote; seconds: time limit per run. Returns whether both conditions are met, and the
+    message to print. Raises NanoEulerError if the folder has no test.
     """
     _, bug = found_in(folder)
     test = Path(folder) / "test_found.py"
@@ -142,9 +147,9 @@ def hand_in(folder: str | Path, seconds: float = SECONDS) -> tuple[bool, str]:
 
 
 def run_test(test: Path, parent: Path, seconds: float = SECONDS) -> tuple[str, str]:
-    """Run the functions `test...` of a file in a process of its own, which imports the package from folder `parent`.
+    """Run the functions `test...` of a file in a separate process, which imports the packages from folder `parent`.
 
-    Returns how that ends, "passes", "fails" or in other words, and the last line that it printed.
+    Returns the outcome ("passes", "fails" or a sentence) and the last line that the process printed.
     """
     path = os.pathsep.join([str(parent.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-P", "-c", texts()["runner"], str(test.resolve())]
@@ -162,7 +167,8 @@ def run_test(test: Path, parent: Path, seconds: float = SECONDS) -> tuple[str, s
 
 
 def reveal(bug: Bug) -> str:
-    """All about a bug: what was changed, its story, the tool that sees it and what it prints, the smallest test."""
+    """Return the description of a bug: the change, its origin and effect, the tool that finds it, the output of this
+    tool, and the smallest failing test."""
     before, name = (ROOT / bug.file).read_text("utf-8"), bug.file
     pair = before.splitlines(), bug.planted().splitlines()
     return texts()["reveal"].format(
@@ -176,7 +182,7 @@ def reveal(bug: Bug) -> str:
 
 
 def tool_output(bug: Bug | None, *tools: str) -> str:
-    """What `nanoeuler diagnose` prints in a copy with the bug."""
+    """Return the output of `nanoeuler diagnose --tool ...` in a copy with the bug (None: a correct copy)."""
     with tempfile.TemporaryDirectory() as folder:
         _copy(Path(folder), bug)
         command = [sys.executable, "-m", "nanoeuler_lib.command.cli", "diagnose", "--tool", *tools]

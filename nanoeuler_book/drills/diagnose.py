@@ -1,9 +1,9 @@
-"""What is wrong with this package? The tools of the book as a checklist.
+"""Check every part of the package with independent tools, for `nanoeuler diagnose`.
 
 Each tool compares a part of the library with something that does not use that part: a formula written out here in
-float64, a difference quotient, a count, or a property that must hold. It yields one line for each finding: what was
-found and what was expected. A sound package gives none. Tools look at tiny models and texts, so all of them together
-take seconds; `nanoeuler break` plants bugs to use them on.
+float64, a difference quotient, a count, or a property that must hold. Each tool yields one line per fault, with the
+actual value and the expected value, and no line for a correct package. Tools use tiny models and texts, so all tools
+together take seconds. `nanoeuler break` plants bugs to practise on.
 """
 
 import json
@@ -31,35 +31,40 @@ from nanoeuler_lib.text import bpe, data
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer, split_words
 from nanoeuler_lib.training import checkpoint, datasets, loop, run_folder, train
 
-# More than one block of attention rows; with four rows of tokens, more than one block of logits.
+# Large enough for several blocks of attention rows and, with four rows of tokens, several blocks of logits.
 TINY = ModelConfig(dim=16, heads=4, kv_heads=2, layers=2, context=70, vocab_size=11, predict=3, ffn=12)
 RUN_MODEL = ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=48, vocab_size=300, predict=2)
 RUN = dict(steps=6, batch=4, accumulate=2, warmup=2, rate=1e-2, valid_every=3, sample_every=0, save_every=2)
 
 
-TOOLS: dict[str, tuple[Callable[[], Iterator[str]], str]] = {}  # a tool, and where to look at what it finds
+# name -> the tool, and where to look if it finds something
+TOOLS: dict[str, tuple[Callable[[], Iterator[str]], str]] = {}
 
 
 def diagnose(names: list[str] | None = None) -> Iterator[tuple[str, list[str]]]:
-    """Run tools by name (all by default); yields (name, findings) as they finish.
+    """Run tools by name (by default all tools) and yield (name, findings) after each tool.
 
-    If a bug stops a tool with an exception, the exception is the finding. Raises NanoEulerError on an unknown name.
+    If a tool raises an exception, the exception becomes the only finding of the tool. Raises NanoEulerError for an
+    unknown name.
     """
     if unknown := set(names or ()) - set(TOOLS):
         hint = did_you_mean(min(unknown), TOOLS)
-        raise NanoEulerError(f"no tool {short(min(unknown))}, expected one of {', '.join(TOOLS)}{hint}")
+        raise NanoEulerError(f"a tool must be one of {', '.join(TOOLS)}, got {short(min(unknown))}{hint}")
     for name in names or TOOLS:
         findings = []
         try:
-            with np.errstate(all="ignore"):  # what overflows here is found
+            with np.errstate(all="ignore"):  # an overflow becomes a finding, not a warning
                 findings.extend(TOOLS[name][0]())
-        except Exception as error:  # whatever the bug does
+        except Exception as error:  # a planted bug may raise anything
             findings.append(f"stopped with {type(error).__name__}: {error}")
         yield name, [f"{finding}. Look at {TOOLS[name][1]}" for finding in findings]
 
 
 def tool(look: str):
-    """Put a function into TOOLS, under its name with - for _; its docstring says what it checks."""
+    """Register a function in TOOLS under its name with - for _; look: the code to inspect if it finds a fault.
+
+    The function's docstring states the property that it checks; the command prints the docstring after "ok".
+    """
 
     def register(function):
         TOOLS[function.__name__.strip("_").replace("_", "-")] = function, look
@@ -69,7 +74,7 @@ def tool(look: str):
 
 
 def differ(what: str, found, expected, rtol: float = 1e-9) -> Iterator[str]:
-    """A line if numbers or arrays are apart by more than rtol times the largest expected number, or NaN."""
+    """Yield a finding if numbers or arrays differ by more than rtol times the largest expected value, or are NaN."""
     found, expected = np.broadcast_arrays(np.asarray(found, np.float64), np.asarray(expected, np.float64))
     apart = np.nan_to_num(np.abs(found - expected), nan=np.inf).reshape(-1)
     if not (apart <= rtol * np.abs(expected).max() + 1e-12).all():  # false for NaN
@@ -78,7 +83,7 @@ def differ(what: str, found, expected, rtol: float = 1e-9) -> Iterator[str]:
 
 
 def _model():
-    """A tiny model without symmetries, in float64: noise on the gains too, since equal ones would hide a wrong one."""
+    """Return a tiny model in float64 with noise on the gains too, because equal gains would hide a mix-up."""
     params, rng = init(TINY, 17, 0.3, np.float64), np.random.default_rng(18)
     for p in params.values():
         p += 0.3 * rng.standard_normal(p.shape) * (p.ndim == 1)
@@ -91,7 +96,7 @@ def _model():
 
 @tool("model.init")
 def initialisation() -> Iterator[str]:
-    """A fresh model: gains 1, N(0, 0.02), residual projections / sqrt(2L), no noise twice, a first loss of ln V."""
+    """A new model has gains of 1, N(0, 0.02) weights (residual projections / sqrt(2L)) and a loss of ln V."""
     config = ModelConfig(dim=96, heads=4, kv_heads=2, layers=8, context=16, vocab_size=300)
     params, first = init(config, 0), {}
     for name, p in params.items():
@@ -100,16 +105,16 @@ def initialisation() -> Iterator[str]:
             continue
         std = 0.02 / math.sqrt(2 * 8) if name.endswith(("out", "down")) else 0.02
         yield from differ(f"standard deviation of {name}", p.std(), std, 0.05)
-        first.setdefault(round(p.flat[0] / p.flat[1], 4), []).append(name)  # the same noise at any scale
+        first.setdefault(round(p.flat[0] / p.flat[1], 4), []).append(name)  # equal for the same noise at any scale
     if twins := [names for names in first.values() if len(names) > 1]:
-        yield f"{', '.join(twins[0][:3])} begin with the same noise, expected their own"
+        yield f"{', '.join(twins[0][:3])} have the same initial noise, expected independent noise"
     losses = GPT(config).losses(*check_batch(config, 4, 16, seed=1, masked=0))
     yield from differ("the first loss (expected: ln V)", losses.mean(), math.log(300), 0.03)
 
 
 @tool("model.forward, plan.Rope, ops/cpu.py")
 def forward() -> Iterator[str]:
-    """Logits of every head are those of the formulas, one position at a time in float64."""
+    """The logits of every head agree with the formulas, computed one position at a time in float64."""
     model, tokens = _model(), np.random.default_rng(1).integers(0, TINY.vocab_size, (2, TINY.context))
     expected = np.array([logits_by_formula(model.params, TINY, row) for row in tokens])
     for head in range(TINY.predict):
@@ -117,13 +122,13 @@ def forward() -> Iterator[str]:
 
 
 def logits_by_formula(params: Parameters, config: ModelConfig, tokens: np.ndarray) -> np.ndarray:
-    """Logits [T, K, V] for tokens [T], written like the book's notation page and as slowly."""
+    """Return the logits [T, K, V] of tokens [T] by the formulas of the book's notation page, in simple, slow code."""
     H, G, C, T = config.heads, config.kv_heads, config.head_dim, len(tokens)
 
     def norm(x, gain):
         return np.array([row / math.sqrt((row @ row) / len(row) + config.norm_eps) * gain for row in x])
 
-    def turned(x):  # the pair (x[j], x[j + C/2]) as one complex number, turned by t theta^(-2j/C)
+    def turned(x):  # rotate the pair (x[j], x[j + C/2]), as one complex number, by t theta^(-2j/C)
         angle = np.outer(np.arange(T), config.rope_theta ** (-2 * np.arange(C // 2) / C))
         return (x[:, : C // 2] + 1j * x[:, C // 2 :]) * np.exp(1j * angle)
 
@@ -144,7 +149,7 @@ def logits_by_formula(params: Parameters, config: ModelConfig, tokens: np.ndarra
 
 @tool("the mask of attention, and what mixes rows")
 def future() -> Iterator[str]:
-    """No output depends on a later token or on another row; each depends on its own token and on earlier ones."""
+    """Each output depends on the tokens up to its position, and on no later token or other row."""
     model, at = _model(), 40
     tokens = np.random.default_rng(2).integers(0, TINY.vocab_size, (2, TINY.context))
     other = tokens.copy()
@@ -157,7 +162,7 @@ def future() -> Iterator[str]:
 
 @tool("model.loss_scale, model.head_weights, heads_loss")
 def loss() -> Iterator[str]:
-    """The loss is the sum over heads of weight x mean over valid targets; a masked row might as well not be there."""
+    """The loss is the sum over heads of weight x mean loss over valid targets, and a masked row has no effect."""
     model, V, expected = _model(), TINY.vocab_size, 0.0
     tokens, targets = check_batch(TINY, 4, 9, seed=3)
     targets[0] = -1
@@ -167,13 +172,13 @@ def loss() -> Iterator[str]:
     value, grads = model.loss_and_gradients(tokens, targets)
     yield from differ("the loss with masked targets", value, expected)
     alone = model.loss_and_gradients(tokens[1:], targets[1:])[1]
-    yield from differ("the gradient with a masked row (expected: that without it)", grads.flat, alone.flat)
+    yield from differ("the gradient with a masked row (expected: the same as without it)", grads.flat, alone.flat)
     model.params["heads"][...] = 0
     yield from differ("the loss of equal logits", model.loss(tokens, targets), 1.5 * math.log(V))
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Logarithms of the probabilities, over the last axis."""
+    """Return the log-softmax over the last axis."""
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
@@ -183,7 +188,7 @@ def gradients() -> Iterator[str]:
     model, rng = _model(), np.random.default_rng(4)
     tokens, targets = check_batch(TINY, 4, TINY.context, seed=4)
     grads = model.loss_and_gradients(tokens, targets)[1]
-    for name, p in reversed(list(model.params.items())):  # a wrong gradient spoils those that come after it
+    for name, p in reversed(list(model.params.items())):  # a wrong gradient also spoils those computed after it
         direction = rng.standard_normal(p.shape)
         direction /= np.linalg.norm(direction)
         before, along = p.copy(), np.zeros(1)
@@ -200,7 +205,7 @@ def gradients() -> Iterator[str]:
 
 @tool("step.py, optim.py, and the tools above")
 def one_batch() -> Iterator[str]:
-    """A tiny model learns one batch by heart."""
+    """A tiny model can memorise one batch."""
     config = ModelConfig(dim=32, heads=4, kv_heads=2, layers=2, context=16, vocab_size=20, predict=2)
     model, settings = GPT(config), TrainConfig(steps=150, warmup=10, rate=1e-2)
     step, batch = Step(model, optim.AdamW(config, settings), settings, 4, 2), check_batch(config, 4, 16, 5, 0)
@@ -216,7 +221,7 @@ def one_batch() -> Iterator[str]:
 
 @tool("optim.learning_rate")
 def schedule() -> Iterator[str]:
-    """The rate is a line up to the peak, then half a cosine down to its last value."""
+    """The learning rate rises linearly to its peak, then falls along half a cosine to its final value."""
     c = TrainConfig(steps=50, warmup=8, rate=0.02, rate_end=0.1)
     falling = [0.002 + 0.018 * math.cos(math.pi * x / 84) ** 2 for x in range(43)]
     rates = [optim.learning_rate(step, c) for step in range(51)]
@@ -226,7 +231,7 @@ def schedule() -> Iterator[str]:
 
 @tool("optim.AdamW.update, adamw in ops/cpu.py")
 def optimizer() -> Iterator[str]:
-    """Four steps of AdamW are those of the paper: both moments, both corrections, decay of matrices alone."""
+    """Four steps of AdamW agree with the paper in moments, bias corrections, and decay of matrices only."""
     c = TrainConfig(steps=6, accumulate=2, warmup=2, rate=0.05, decay=0.3, adam_eps=1e-3)
     params, adamw, rng = _model().params, optim.AdamW(TINY, c, np.float64), np.random.default_rng(6)
     expected, m, v = ({name: p * (i == 0) for name, p in params.items()} for i in range(3))
@@ -246,7 +251,7 @@ def optimizer() -> Iterator[str]:
 
 @tool("step.py, optim.clip_factor")
 def workers() -> Iterator[str]:
-    """A step in micro-batches on one, two or three threads has the losses, norm and clipped gradient of the batch."""
+    """Micro-batches on one, two or three threads give the same losses, norm and clipped gradient as the full batch."""
     for threads, clip in ((1, 1e9), (2, 0.01), (3, 0)):
         c = TrainConfig(batch=3, accumulate=7, rate=0, decay=0, clip=clip, later_heads=0.6)
         model, adamw, m = _model(), optim.AdamW(TINY, c, np.float64), 0.0
@@ -270,7 +275,7 @@ def workers() -> Iterator[str]:
 
 @tool("tokenizer.py")
 def tokenizer() -> Iterator[str]:
-    """Text comes back; ids are those of merging by hand; lengths add up to bytes; the first merge is the best pair."""
+    """Decoding restores the text, ids follow the merges, token lengths add up, and the first merge is the best pair."""
     text, pairs = konigsberg.corpus(3000, 8), Counter()
     made, words = Tokenizer.train(text, 300), split_words(text.replace(END_OF_TEXT, ""))
     for word in words:
@@ -294,7 +299,7 @@ def tokenizer() -> Iterator[str]:
 
 @tool("data.py, loop._train")
 def data_() -> Iterator[str]:
-    """Documents come back from their tokens; target k is token t + 1 + k; every document is drawn; no batch twice."""
+    """Decoding restores all documents, target k is token t + 1 + k, every document is drawn, and no batch repeats."""
     plain, documents = Tokenizer([]), [f"story {i}:\n  {'abc ' * (i % 7)}Käthe." for i in range(2500)]
     tokens = data.tokenize(data.SEPARATOR.join(documents), plain)
     text, expected = plain.decode(tokens.ids), "".join(END_OF_TEXT + d for d in documents) + END_OF_TEXT
@@ -302,7 +307,7 @@ def data_() -> Iterator[str]:
         at = next((i for i, (a, b) in enumerate(zip(text, expected)) if a != b), 0)
         yield f"tokens read {text[at : at + 24]!r} at {at}, expected {expected[at : at + 24]!r}"
     if not np.array_equal(tokens.starts, np.flatnonzero(tokens.ids == 256)[:-1]):
-        yield "a document starts where no end-of-text token stands, expected one before each"
+        yield "a document starts without an end-of-text token before it, expected one before each"
     starts = np.cumsum([0, *[10] * 29, 300, *[10] * 30])  # one long document among short ones
     numbered = data.Tokens(np.arange(starts[-1]), starts[:-1], np.ones(1000, np.int32))
     inputs, targets = data.batch(numbered, np.random.default_rng(9), 2000, 12, 3)
@@ -310,8 +315,8 @@ def data_() -> Iterator[str]:
     for k in range(3):
         yield from differ(f"how far target {k} lies ahead", targets[:, :, k] - inputs, 1 + k)
     drawn = set(inputs[:, 0])
-    yield from differ("places inside documents at which rows begin", len(drawn - set(starts)), 0)
-    yield from differ("documents, of 58 that leave room for a row, that are drawn", len(drawn & set(starts[:58])), 58)
+    yield from differ("row starts inside documents", len(drawn - set(starts)), 0)
+    yield from differ("documents drawn, of 58 long enough for a row", len(drawn & set(starts[:58])), 58)
     seen, draw = [], data.batch
 
     def watched(*arguments):
@@ -325,17 +330,17 @@ def data_() -> Iterator[str]:
 
 @tool("data.split_text, train.train")
 def split() -> Iterator[str]:
-    """Each document is in one of the two parts, of the size asked for; the tokenizer has not seen the second."""
+    """Each document is in one of two parts of the right sizes, and the tokenizer is trained only on the first part."""
     documents = [f"story {i}: {'abc ' * (i % 7)}{'zqzq' * (i > 32)}" for i in range(40)]
     text = data.SEPARATOR.join(documents)
     part, valid = (part.split(data.SEPARATOR) for part in data.split_text(text, 0.2))
     if part + valid != documents:
-        yield f"{len(part) + len(valid)} documents in both parts, expected the 40 that there are"
+        yield f"{len(part) + len(valid)} documents in both parts together, expected all 40"
     if not 4 <= len(valid) <= 10:
         yield f"a fifth of 40 documents is {len(valid)}, expected about 8"
     with _finished_run(text, valid_fraction=0.2) as run:
         if any(b"zq" in token for token in checkpoint.load(run).tokenizer.token_bytes):
-            yield "the tokenizer has merged 'zq', which only held-out documents hold, expected it not to"
+            yield "the tokenizer has merged 'zq', which occurs only in held-out documents, expected no such merge"
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -344,7 +349,7 @@ def split() -> Iterator[str]:
 
 @contextmanager
 def _finished_run(text=None, stop=None, floor=None, **changes):
-    """The folder of a tiny run; `stop`: a step after which it is broken off and then resumed."""
+    """Yield the folder of a tiny finished run; stop: a step after which the run is interrupted and then resumed."""
     text, settings = text or konigsberg.corpus(9000, 10), TrainConfig(**(RUN | changes))
 
     def breaking_off(entry):
@@ -362,7 +367,7 @@ def _finished_run(text=None, stop=None, floor=None, **changes):
 
 @tool("checkpoint.py, loop.resume, loop._train")
 def resume() -> Iterator[str]:
-    """A run that is broken off and resumed ends with the bits and the log of one that was not."""
+    """An interrupted and resumed run ends bitwise identical to an uninterrupted one, with the same log."""
     with _finished_run() as whole, _finished_run(stop=5) as broken:
         a, b = (checkpoint.load(run, training=True) for run in (whole, broken))
         logs = [[e["loss"] for e in run_folder.read_log(run) if "loss" in e] for run in (whole, broken)]
@@ -371,14 +376,14 @@ def resume() -> Iterator[str]:
     pairs = {"parameters": (a.model.params, b.model.params)}
     pairs |= {f"moments {kind}": (getattr(a.optimizer, kind), getattr(b.optimizer, kind)) for kind in "mv"}
     for what, (x, y) in pairs.items():
-        yield from differ(f"{what} with other bits after a resume", (x.flat != y.flat).sum(), 0)
+        yield from differ(f"{what} that differ after a resume", (x.flat != y.flat).sum(), 0)
     if logs[0] != logs[1]:
         yield f"the resumed run's losses are {logs[1]}, expected {logs[0]}"
 
 
 @tool("datasets.bits_per_byte, data.validation_rows, evaluate.py")
 def evaluation() -> Iterator[str]:
-    """Bits per byte are -log2 of the probability of each token, once, over the text's bytes; on documents and not."""
+    """Bits per byte count -log2 of each token's probability once, both for documents and for plain text."""
     plain = Tokenizer([])
     config = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=40, vocab_size=257, predict=2)
     model = GPT(config, init(config, 11, 0.3, np.float64))
@@ -396,14 +401,14 @@ def evaluation() -> Iterator[str]:
     measured = measure(lambda ids: np.full((*ids.shape, 257), -math.log(257)), plain, stories)
     size = sum(len(story.text.encode()) for story in stories)
     bits = math.log2(257) * (size + 5) / size  # a story's end is scored too
-    yield from differ("bits per byte of equal chances over stories", measured.bits_per_byte, bits)
+    yield from differ("bits per byte of a uniform model on stories", measured.bits_per_byte, bits)
     floor = sum(konigsberg.code_length(story.text) for story in stories) / size
     yield from differ("the floor of stories", measured.floor, floor)
 
 
 @tool("train.train, loop._train, step.py, optim.py")
 def curve() -> Iterator[str]:
-    """A short run starts at ln V, learns, and logs the validation of its model and the floor of its validation text."""
+    """A short run starts at a loss of ln V, reduces it, and logs validation loss and floor."""
     text = konigsberg.corpus(30_000, 13)
     valid = data.split_text(text, 0.1)[1]
     with _finished_run(text, floor=konigsberg.floor, steps=40, warmup=5, valid_every=40, save_every=40) as run:
@@ -415,7 +420,7 @@ def curve() -> Iterator[str]:
         yield f"the loss after 40 steps is {losses[-1]:.3f}, expected 2 to {losses[0] - 1:.1f}"
     logged = [entry["valid_bits_per_byte"] for entry in log if "valid_bits_per_byte" in entry][-1]
     bits = datasets.bits_per_byte(last.model, data.tokenize(valid, last.tokenizer))
-    yield from differ("validation in the log", logged, bits, 1e-6)
+    yield from differ("the validation loss in the log", logged, bits, 1e-6)
     yield from differ("the floor in run.json", floor, konigsberg.floor(valid), 1e-5)
     yield from (f"the run warns: {entry['warning']}" for entry in log if "warning" in entry)
 
@@ -426,7 +431,7 @@ def curve() -> Iterator[str]:
 
 @tool("generate.sample")
 def sampling() -> Iterator[str]:
-    """Frequencies of drawn tokens fit softmax, temperature, top-k and top-p (chi-square)."""
+    """Frequencies of sampled tokens agree with softmax, temperature, top-k and top-p (chi-square test)."""
     logits, draws = np.array([2.0, 1.5, 0.9, 0.0, -0.3, -1.2]), 2000
     for temperature, top_k, top_p in ((1, 0, 1), (0.5, 0, 1), (2, 0, 1), (1, 2, 1), (1, 0, 0.6), (1, 4, 0.8)):
         p = np.exp(logits / temperature)
@@ -437,17 +442,17 @@ def sampling() -> Iterator[str]:
         drawn = [sample(logits[::-1], rng, temperature, top_k, top_p) for _ in range(draws)]
         share = np.bincount(drawn, minlength=6)[::-1] / draws
         if draws * ((share - p) ** 2 / np.maximum(p, 1e-6)).sum() > 40:
-            yield f"{temperature=}, {top_k=}, {top_p=}: shares drawn {share.round(2)}, expected {p.round(2)}"
+            yield f"{temperature=}, {top_k=}, {top_p=}: frequencies {share.round(2)}, expected {p.round(2)}"
 
 
 @tool("generate.stream")
 def generation() -> Iterator[str]:
-    """A model that knows one text by heart recites it: from its beginning, in whole characters, to its end."""
+    """A model built to recite one text generates this text from start to end, in complete characters."""
     plain, text, rng = Tokenizer([]), "aä€b🥨cdefgh", np.random.default_rng(15)
     config = ModelConfig(dim=128, heads=2, kv_heads=1, layers=1, context=8, vocab_size=257, predict=2)
     params = init(config, 0, 0.0, np.float64)
     params["embed"][...] = rng.standard_normal((257, 128))
-    around = [256, *plain.encode(text), 256]  # each byte occurs once, so the last token tells the next
+    around = [256, *plain.encode(text), 256]  # each byte occurs once, so the last token determines the next
     params["heads"][:, around[1:]] = params["embed"][around[:-1]].T
     model = GPT(config, params)
     for prompt in ("", "aä"):
@@ -457,12 +462,12 @@ def generation() -> Iterator[str]:
     params["heads"][...] = 0
     drawn = [generate(model, plain, "", 60, temperature=1, seed=seed) for seed in (1, 1, 2)]
     if len(set(drawn[0])) < 10 or drawn[0] != drawn[1] or drawn[1] == drawn[2]:
-        yield f"equal chances give {[text[:9] for text in drawn]} for the seeds 1, 1, 2, expected noise, twice the same"
+        yield f"a uniform model gives {[text[:9] for text in drawn]} for seeds 1, 1, 2, expected noise, twice the same"
 
 
 @tool("decoder.Decoder")
 def cache() -> Iterator[str]:
-    """Tokens fed one by one or in pieces give the logits of one pass over all of them."""
+    """Tokens fed one by one or in pieces give the same logits as one pass over all tokens."""
     model, tokens = _model(), np.random.default_rng(16).integers(0, TINY.vocab_size, TINY.context)
     full = model.logits(tokens[None])[0]
     for what, ends in (("one by one", range(1, TINY.context + 1)), ("in pieces", (3, 40, TINY.context))):

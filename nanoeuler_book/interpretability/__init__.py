@@ -1,5 +1,6 @@
-"""Compare what a model knows with the source's exact distribution. Chapter 18.
+"""Compare the information in a model's activations with the source's exact distribution. Chapter 18.
 
-`activations` reads the residual stream, `posteriors` says what a reader of the prefix may believe of a fact not told
-yet, `probes` reads it from the activations; `twins`, `edits` and `answers` change a model's mind and score who tries.
+`activations` returns the residual stream. `posteriors` computes the posterior of a fact given the text so far, and
+`probes` fits probes that predict it from activations. `twins` makes counterfactual pairs, `edits` intervenes on the
+residual stream, and `answers` scores methods against a benchmark.
 """

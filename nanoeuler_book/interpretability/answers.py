@@ -1,4 +1,4 @@
-"""An answer key to the question what a model knows: whoever decodes or edits its stream gets a score by one function.
+"""A benchmark for interpretability methods that decode or edit a model's residual stream, with known answers.
 
     key = answers.make(*load_pretrained())
     answers.score(key, depth=1, edit=lambda x: x.twin)                      # a patch
@@ -6,8 +6,8 @@
     answers.score(key, depth=1, basis=mine)                                 # a rotation's subspace [D, k]
     answers.score(key, depth=4, read=mine)                                  # streams [M, D] to posteriors [M, n]
 
-A key holds pairs of twins in two parts, of different stories: one to learn from, one that is scored. `save` writes it
-as JSON and .npz, which any program reads; `load` reads it back. The methods of chapter 18 are its first rows.
+A key contains pairs of twins (`twins`) in two parts from different stories, one for training and one for scoring.
+`save` writes a key as JSON and .npz, `load` reads it back, and `rows` scores the methods of chapter 18.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from nanoeuler_book.interpretability.edits import (
     share_inside,
 )
 from nanoeuler_book.interpretability.probes import ridge
-from nanoeuler_book.interpretability.twins import FACT, PERSON, Batch, batch_of, bits, names_of, pairs
+from nanoeuler_book.interpretability.twins import FACT, PERSON, Batch, batch_of, bits, named, names_of, pairs
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import from_json, new_folder, sha256, to_json, write_text
@@ -36,14 +36,14 @@ from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text.tokenizer import Tokenizer
 
 FORMAT = "nanoeuler-answers-1"
-RANK = 6  # eight names in two groups of a pronoun differ in three directions each
-PLACES = 8  # of each row, where the posterior is given
-MOST = 500  # pairs; their activations are held in memory
+RANK = 6  # of the subspace: four names per pronoun differ in three directions, for two pronouns
+PLACES = 8  # positions per row at which the posterior is given
+MOST = 500  # pairs at most, because their activations are held in memory
 WEAK, STRONG = 1e-6, 1e2  # penalties of a probe (`probes.ridge`)
 
 
 class Seen(NamedTuple):
-    """What an edit is given: the streams at the names, [B, D], those of the twins, and who is who: [B], of `names`."""
+    """Input of an edit: the residual streams of story and twin at the name [B, D], and both names as indices [B]."""
 
     stream: np.ndarray
     twin: np.ndarray
@@ -52,12 +52,13 @@ class Seen(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Pairs that are learnt from or scored. L+1 depths, 0 the embedding.
+    """Pairs of twins for training or scoring, with the residual stream at depths 0 (the embedding) to L.
 
-    batch: continuations drawn by the person's law; fact: the same pairs, by the fact's law; stream, twin: [L+1, B, D]
-    at the names; was, becomes: [B], indices of the key's names; unedited, best: bits a place of the model on the story
-    and on the twin, by the person's law and the fact's, [2, B]; places: [M, D] streams of the twins' rows at some
-    places, [L+1, M, D]; posterior: [M, n] there, or [M, 0].
+    batch: the pairs with continuations drawn from the person's distribution; fact: the same pairs with continuations
+    drawn from the fact's distribution; stream, twin: the streams at the names, [L+1, B, D]; was, becomes: [B], indices
+    of the key's names; unedited, best: KL(source || model) in bits per position, on the story (unedited) and on the
+    twin (best), for both distributions, [2, B]; places: streams of the twins' rows at M random positions, [L+1, M, D];
+    posterior: the posteriors at these positions, [M, n], or [M, 0] without posteriors.
     """
 
     batch: Batch
@@ -72,14 +73,14 @@ class Part(NamedTuple):
     posterior: np.ndarray
 
     def seen(self, depth: int) -> Seen:
-        """What an edit is given at a depth: copies, which it may change."""
+        """Return the input of an edit at a depth, as copies that the edit may change."""
         return Seen(*(x.copy() for x in (self.stream[depth], self.twin[depth], self.was, self.becomes)))
 
 
 class Key(NamedTuple):
-    """The model, the people's names, both parts, and the causal subspace of each depth below the last.
+    """A benchmark: the model, the people's names, both parts, and the causal subspace of each depth but the last.
 
-    subspace: [L, D, k]; effects: nats that each direction saves, [L, k].
+    subspace: [L, D, k]; effects: reduction in loss by each direction, in nats, [L, k].
     """
 
     model: GPT
@@ -98,18 +99,18 @@ def make(
     told: int = 1,
     posterior: Callable[[str], np.ndarray] | None = None,
 ) -> Key:
-    """Make the key of a model of Königsberg.
+    """Make the benchmark of a model trained on Königsberg.
 
-    count: pairs in each part; told: steps of their beginnings, 1 or 2; posterior: of a story's text, what a reader
-    of i tokens may believe, [T+1, n] (such as `posteriors.belief`). Raises NanoEulerError for a model of another kind
-    or a context in which not all stories fit.
+    count: pairs in each part; told: number of steps in the prompts, 1 or 2; posterior: function from a story's text to
+    the posteriors after 0 to T tokens, [T+1, n] (such as `posteriors.belief`). Raises NanoEulerError for a model other
+    than a GPT, a context below 128 tokens or a `count` outside 2 to 500, and as `twins.pairs` does.
     """
     if not 2 <= count <= MOST:
-        raise NanoEulerError(f"there are to be {count} pairs, expected 2 to {MOST}")
+        raise NanoEulerError(f"the number of pairs must be 2 to {MOST}, got {count}")
     if type(model.config) is not ModelConfig or model.config.context < 128:
         raise NanoEulerError(
-            f"the model is a {type(model).__name__} of context {model.config.context}, expected a GPT with one of at "
-            "least 128 tokens, in which every story fits"
+            "the model must be a GPT with a context of at least 128 tokens, in which every story fits, "
+            f"got a {type(model).__name__} of context {model.config.context}"
         )
     names = tuple(name for group in names_of(tokenizer).values() for name in group)
     learnt = pairs(count, seed, told, tokenizer)
@@ -118,9 +119,7 @@ def make(
         seed += 1
         scored += [pair for pair in pairs(count, seed, told, tokenizer) if pair.story not in known]
     parts = [_part(model, tokenizer, some[:count], names, seed, posterior) for some in (learnt, scored)]
-    found = [
-        causal_subspace(*patch_effects(model, parts[0].batch, depth), RANK) for depth in range(model.config.layers)
-    ]
+    found = [causal_subspace(*patch_effects(model, parts[0].batch, i), RANK) for i in range(model.config.layers)]
     return Key(model, names, *parts, *map(np.array, zip(*found, strict=True)))
 
 
@@ -155,39 +154,42 @@ def score(
     basis: np.ndarray | None = None,
     read: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Score a method at a depth of the stream, on the pairs that nobody learnt from.
+    """Score a method at a depth of the stream on the held-out pairs; return {name of score: value}.
 
-    edit: of `Seen`, the streams [B, D] to be put at the names. "bits": KL(law || edited model) a place, by the person's
-    law, beside "unedited" and "best", the model on the twin; "closed": how much of the gap between these two the edit
-    closes; "by_fact": KL by the fact's law.
-    basis: [D, k], whose columns span what a method takes for used. "inside": how much of the causal subspace lies in
-    it, the mean squared cosine; "by_chance": that of a random one. (A method that reads [D] alone is a basis, too.)
-    read: of streams [M, D], posteriors [M, n]; "posterior": KL(posterior || read), in bits; "prior": that of the mean
-    posterior of the part to learn from.
-    Raises NanoEulerError for a depth that is none, and for results of another shape or not finite.
+    edit: function from `Seen` to new streams [B, D] for the names. "bits" is KL(source || edited model) per
+    position for the person's distribution, "unedited" and "best" are the KL of the model on the story and on the twin,
+    "closed" is the fraction of the gap between these two that the edit closes, and "by_fact" is the KL for the fact's
+    distribution. Because "closed" also rewards an edit that only erases the old name, "new" and "old" are the mean
+    probabilities of both names where the person's continuation says the new name (`twins.named`).
+    basis: [D, k]; its columns span the subspace that the model uses according to the method. "inside" is the mean
+    squared cosine between the basis and the causal subspace, and "by_chance" is its expected value for a random
+    subspace. A single direction is a basis [D, 1].
+    read: function from streams [M, D] to posteriors [M, n]. "posterior" is KL(posterior || read) in bits, and "prior"
+    is the KL of the training part's mean posterior instead of the method's.
+    Raises NanoEulerError for an invalid depth, and for results that have the wrong shape or are not finite.
     """
     part, depths = key.held, len(key.held.stream)
     last = depths - 1 if basis is None else depths - 2
     if not 0 <= depth <= last:
-        raise NanoEulerError(f"depth is {depth}, expected 0 to {last}")
+        raise NanoEulerError(f"depth must be 0 to {last}, got {depth}")
     found = {}
     if edit is not None:
         values = _expected("edit", edit(part.seen(depth)), part.stream[depth].shape)
         for law, batch in (("bits", part.batch), ("by_fact", part.fact)):
-            site = {(STREAM, depth): patched(batch.place, values)}
-            found[law] = bits(forward(key.model, batch.story, site), batch).mean()
+            log_p = forward(key.model, batch.story, {(STREAM, depth): patched(batch.place, values)})
+            found = {**named(log_p, batch), law: bits(log_p, batch).mean(), **found}
         found |= {"unedited": part.unedited[0].mean(), "best": part.best[0].mean()}
         found["closed"] = (found["unedited"] - found["bits"]) / (found["unedited"] - found["best"])
     if basis is not None:
         wanted = key.subspace[depth]
         basis = np.asarray(basis, float)
         if basis.ndim != 2:
-            raise NanoEulerError(f"basis is {list(basis.shape)}, expected [{len(wanted)}, k]")
+            raise NanoEulerError(f"basis must be [{len(wanted)}, k], got {list(basis.shape)}")
         own = np.linalg.qr(_expected("basis", basis, (len(wanted), basis.shape[1])))[0]
         found |= {"inside": share_inside(wanted.T, own).mean(), "by_chance": own.shape[1] / len(own)}
     if read is not None:
         if not part.posterior.shape[1]:
-            raise NanoEulerError("the key has no posteriors, expected one that was made with them")
+            raise NanoEulerError("the key must have posteriors for read, got none: call make with posterior=...")
         told = _expected("read", read(part.places[depth]), part.posterior.shape)
         for name, q in (("posterior", told), ("prior", key.learn.posterior.mean(axis=0))):
             ratio = np.log2(np.maximum(part.posterior, 1e-300)) - np.log2(np.maximum(q, 1e-300))
@@ -198,7 +200,7 @@ def score(
 def _expected(what, value, shape):
     value = np.asarray(value)
     if value.shape != shape or value.dtype.kind not in "fiu" or not np.isfinite(value).all():
-        raise NanoEulerError(f"{what} gave {value.dtype} {list(value.shape)}, expected finite numbers {list(shape)}")
+        raise NanoEulerError(f"{what} must give finite numbers {list(shape)}, got {value.dtype} {list(value.shape)}")
     return value
 
 
@@ -206,19 +208,35 @@ def _expected(what, value, shape):
 
 
 def probe_of(key: Key, depth: int, penalty: float) -> np.ndarray:
-    """What a ridge probe for the name reads along, [D, n]: fitted to the part to learn from, stories and twins.
+    """Return the directions of a ridge probe for the name, [D, n], fitted to the training part's stories and twins.
 
-    A strong penalty leaves the differences of the names' means, each coordinate by its variance; a weak one turns them
-    away from where the stream varies.
+    With a strong penalty, they are the names' means, each coordinate divided by its variance. With a weak penalty, they
+    turn away from the directions in which the stream varies.
     """
-    part = key.learn
-    both, who = np.concatenate([part.stream, part.twin], axis=1)[depth], np.append(part.was, part.becomes)
+    both, who = _streams(key.learn, depth)
     probe = ridge(both.astype(float), np.eye(len(key.names))[who], penalty)
     return probe.weights[0][:-1] / probe.scale[:, None]
 
 
+def means_of(key: Key, depth: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean stream of each name in the training part, [n, D], and of all names, [D], also for a new name."""
+    both, who = _streams(key.learn, depth)
+    mean = both.mean(axis=0)
+    return np.array([both[who == i].mean(axis=0) if i in who else mean for i in range(len(key.names))]), mean
+
+
+def _streams(part, depth):
+    """Return the streams at all names of a part, [2B, D], and which name each of them is, [2B]."""
+    return np.concatenate([part.stream, part.twin], axis=1)[depth], np.append(part.was, part.becomes)
+
+
 def methods(key: Key, depth: int, seed: int = 0) -> dict[str, Callable[[Seen], np.ndarray]]:
-    """The chapter's edits at a depth: the patch, its part in the causal subspace and outside, and along directions."""
+    """Return chapter 18's edits at a depth, by name.
+
+    The edits are the patch, its parts inside and outside the causal subspace, two probes' directions, and two controls
+    that write no name: random directions, and the old name erased.
+    """
+    means, mean = means_of(key, depth)
     basis, rng = key.subspace[depth], np.random.default_rng(seed)
 
     def probe(penalty):
@@ -232,12 +250,13 @@ def methods(key: Key, depth: int, seed: int = 0) -> dict[str, Callable[[Seen], n
         "all but it": lambda x: x.twin + x.stream - inside(x),
         "probe, weak penalty": probe(WEAK),
         "probe, strong penalty": probe(STRONG),
+        "old name erased": lambda x: x.stream + mean - means[x.was],
         "random, as far": lambda x: random_moves(x.stream, x.twin, rng),
     }
 
 
 def rows(key: Key) -> list[dict]:
-    """The scores of the chapter's methods at every depth that has a causal subspace."""
+    """Return the scores of chapter 18's methods at every depth that has a causal subspace."""
     return [
         {"method": name, "depth": depth} | score(key, depth, edit)
         for depth in range(len(key.subspace))
@@ -249,9 +268,9 @@ def rows(key: Key) -> list[dict]:
 
 
 def save(key: Key, folder: Path, tokenizer: Tokenizer, about: dict | None = None) -> None:
-    """Write answers.json (names, texts, what is said about the key) and answers.npz (the rest) into a new folder.
+    """Write a key into a new folder: answers.json (names, texts and `about`) and answers.npz (the arrays).
 
-    Raises NanoEulerError where that cannot be done; nothing is then left of the folder.
+    Raises NanoEulerError if the folder exists or cannot be written, and leaves no partial folder.
     """
     arrays = {}
     for name in ("learn", "held", "subspace", "effects"):
@@ -271,17 +290,17 @@ def save(key: Key, folder: Path, tokenizer: Tokenizer, about: dict | None = None
 
 
 def load(folder: Path, model: GPT) -> Key:
-    """Read a key, and see that it is whole and this model's. Raises NanoEulerError where it is not."""
+    """Read a key, and check that it is complete and belongs to this model. Raises NanoEulerError otherwise."""
     try:
         head = from_json((folder / "answers.json").read_text("utf-8"))
         names, found = tuple(head["names"]), [head["format"], head["model"], head["arrays"]]
         expected = FORMAT, _digest(model), sha256(folder / "answers.npz")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise NanoEulerError(f"{folder}: holds no answers that can be read ({type(error).__name__})") from None
-    named = "format", "model", "SHA-256 of answers.npz"
-    for what, value, wanted in zip(named, found, expected, strict=True):
+        raise NanoEulerError(f"{folder}: cannot read answers.json and answers.npz ({type(error).__name__})") from None
+    labels = "format", "model", "SHA-256 of answers.npz"
+    for what, value, wanted in zip(labels, found, expected, strict=True):
         if value != wanted:
-            raise NanoEulerError(f"{folder}: {what} is {short(value)}, expected {wanted}")
+            raise NanoEulerError(f"{folder}: {what} must be {wanted}, got {short(value)}")
     with np.load(folder / "answers.npz", allow_pickle=False) as file:
         arrays = dict(file)
     parts = [_shaped(name, Part, arrays) for name in ("learn", "held")]
@@ -289,14 +308,14 @@ def load(folder: Path, model: GPT) -> Key:
 
 
 def _flat(name, value):
-    """The arrays of a named tuple, of such tuples in it, too, by name: {"learn.batch.story": array, ...}."""
+    """Return the arrays of a named tuple and of the tuples in it, by name: {"learn.batch.story": array, ...}."""
     if not isinstance(value, tuple):
         return {name: value}
     return {k: v for part, each in value._asdict().items() for k, v in _flat(f"{name}.{part}", each).items()}
 
 
 def _shaped(name, kind, arrays):
-    """What `_flat` took apart."""
+    """Rebuild a named tuple from the arrays of `_flat`."""
     if not hasattr(kind, "_fields"):
         return arrays[name]
     return kind(*(_shaped(f"{name}.{part}", of, arrays) for part, of in kind.__annotations__.items()))

@@ -1,12 +1,13 @@
-"""Changing a model's mind: its residual stream edited while it reads, and what that does to what it says next.
+"""Edit a model's residual stream or attention heads during a forward pass, and measure the effect. Chapter 18.
 
     forward(model, tokens, {("stream", 2): patched(places, values)})        # [B, T] -> log-probabilities [B, T, V]
 
-A site is ("stream", depth), with depth 0 the embedding and l what leaves block l, or ("heads", layer), the outputs of a
-block's attention heads before they are mixed. An edit is a function of the array at its site.
+A site is ("stream", depth), where depth 0 is the embedding and depth l is the output of block l, or ("heads", layer),
+the outputs of a block's attention heads before the output projection. An edit is a function of the array at its site.
 
-A direction that a probe reads need not be one that the model uses. Which directions of a patch carry its effect is
-found by `causal_subspace`; a null at one place is no proof of disuse, since attention may have read the name before.
+The model does not necessarily use a direction that a probe reads. `causal_subspace` finds the directions of a patch
+that carry its effect. A null result at one position does not prove that the model ignores the name, because attention
+may already have copied the name to other positions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +31,12 @@ Edit = Callable[[np.ndarray], np.ndarray]
 def forward(
     model: GPT, tokens: np.ndarray, edits: Mapping[Site, Edit] | None = None, kept: dict | None = None
 ) -> np.ndarray:
-    """Run a model that is edited on the way: tokens [B, T] to log-probabilities of what comes next, in nats [B, T, V].
+    """Run a model with edits: tokens [B, T] -> log-probabilities of the next token, in nats [B, T, V].
 
-    edits: by site, a function of the stream [B, T, D] or of the heads' outputs [B, H, T, C] that returns another array
-    of that shape; kept: a dictionary to be filled with the arrays at all sites, as edited, and under ("weights", layer)
-    with where each head looks, [B, H, T, T]. The pure functions of `ops.reference` in the order of `model.gpt.forward`.
-    Raises NanoEulerError for a site that is none, whose edit would do nothing.
+    edits: {site: function}, from the stream [B, T, D] or the heads' outputs [B, H, T, C] to a new array of that shape;
+    kept: a dict that receives the edited array of every site, and under ("weights", layer) the attention weights
+    [B, H, T, T]. Calls the functions of `ops.reference` in the order of `model.gpt.forward`. Raises NanoEulerError for
+    an unknown site.
     """
     w, config, eps = model.params, model.config, model.config.norm_eps
     H, G, C, (B, T) = config.heads, config.kv_heads, config.head_dim, tokens.shape
@@ -43,7 +44,7 @@ def forward(
     edits, L = edits or {}, config.layers
     known = {*((STREAM, i) for i in range(L + 1)), *((HEADS, i) for i in range(L))}
     if unknown := [site for site in edits if site not in known]:
-        raise NanoEulerError(f"there is no site {unknown[0]}, expected ('stream', 0..{L}) or ('heads', 0..{L - 1})")
+        raise NanoEulerError(f"a site must be ('stream', 0..{L}) or ('heads', 0..{L - 1}), got {unknown[0]}")
 
     def at(site, x):
         x = edits[site](x) if site in edits else x
@@ -75,7 +76,7 @@ def forward(
 
 
 def patched(places: np.ndarray, values: np.ndarray) -> Edit:
-    """Put values [B, D] into the stream, each at its row's place [B]: those of a twin, or moved ones."""
+    """Return an edit that puts values [B, D] into the stream: values[i] at position places[i] of row i."""
 
     def edit(x):
         x = x.copy()
@@ -86,9 +87,9 @@ def patched(places: np.ndarray, values: np.ndarray) -> Edit:
 
 
 def instead(heads: Sequence[int], values: np.ndarray, where: np.ndarray | bool = True) -> Edit:
-    """Put other outputs in the place of some heads': values [B, H, T, C], those of a twin, or a mean that broadcasts.
+    """Return an edit that replaces the outputs of some heads by values that broadcast to [B, H, T, C].
 
-    where: bool [B, T], at which places; by default at all.
+    The values may be the twin's outputs or a mean. where: bool [B, T], the positions to replace (default: all).
     """
 
     def edit(outputs):
@@ -99,46 +100,32 @@ def instead(heads: Sequence[int], values: np.ndarray, where: np.ndarray | bool =
 
 
 def along(stream: np.ndarray, twin: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """Move streams [B, D] along a probe's direction, [D] or [B, D], until the probe reads what it reads of the twin's.
+    """Move streams [B, D] along a probe's direction, [D] or [B, D], until the probe's output is as for the twin.
 
-    The probe reads x . direction; so the move is the part of the twin's difference that lies along the direction. A
-    direction of zeros, as of a name that a probe has not met, moves nothing.
+    The probe computes x . direction, so the move is the projection of twin minus stream onto the direction. A zero
+    direction, for example for a name that is not in the probe's training data, leaves the stream unchanged.
     """
     unit = direction / np.maximum(np.linalg.norm(direction, axis=-1, keepdims=True), 1e-30)
     return stream + ((twin - stream) * unit).sum(axis=-1, keepdims=True) * unit
 
 
 def random_moves(stream: np.ndarray, moved: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Move streams [B, D] as far as they were moved, each in a random direction."""
+    """Move each stream [B, D] in a random direction, by its distance from `moved` [B, D], as a control for an edit."""
     random = rng.normal(size=stream.shape)
     length = np.linalg.norm(moved - stream, axis=-1, keepdims=True)
     return stream + random * (length / np.linalg.norm(random, axis=-1, keepdims=True))
 
 
-def scaled_moves(
-    effect: Callable[[np.ndarray], float], stream: np.ndarray, random: np.ndarray, wanted: float, steps: int = 10
-) -> tuple[np.ndarray, float]:
-    """Scale random moves until they change the logits as much as is wanted; return the streams [B, D] and the scale.
-
-    effect: of streams, how much they change the logits, growing with the scale; it is met by halving an interval of
-    scales, 0 to 32. If 32 times the move has less effect, that is returned: the scale says so.
-    """
-    low, high = 0.0, 32.0
-    for _ in range(steps):
-        middle = np.sqrt(max(low, 1 / 32) * high)
-        low, high = (middle, high) if effect(stream + middle * (random - stream)) < wanted else (low, middle)
-    return stream + high * (random - stream), high
-
-
-# ---- Which head carries the name
+# ---- Effect of single heads
 
 
 def carriers(model: GPT, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each head how much of the twin it carries, and how much is lost without it: [L, H] each.
+    """Return the share of the name's effect that each head transmits, and the share lost without the head: [L, H] each.
 
-    The first: the model reads the story, but the head's outputs are those it has on the twin; the share of the gap
-    between story and twin that this closes. The second: the model reads the twin, but the head's outputs are those it
-    has on the story (a resample ablation); the share that this opens. Gaps are of KL(law || model).
+    First array: the model reads the story with the head's outputs patched in from the twin; the entry is the fraction
+    of the gap between story and twin that the patch closes. Second array: the model reads the twin with the head's
+    outputs from the story (a resample ablation); the entry is the fraction of the gap that the ablation opens. The gap
+    is the difference in KL(source || model).
     """
     kept, twin = {}, {}
     before = bits(forward(model, batch.story, kept=kept), batch).mean()
@@ -152,18 +139,18 @@ def carriers(model: GPT, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     return -carries, without
 
 
-# ---- Which directions of a patch carry its effect
+# ---- Directions that carry a patch's effect
 
 
 def gradient(model: GPT, batch: Batch, depth: int, stream: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return what the continuations cost from a stream on, in nats a row [B], and its gradient [B, T, D].
+    """Return the loss on the continuations given a stream, in nats per row [B], and its gradient [B, T, D].
 
-    stream: [B, T, D] at a depth. The blocks above it are run as a model of their own whose embedding is the stream.
-    Raises NanoEulerError for a depth with no block above it.
+    stream: [B, T, D] at `depth`. The blocks above that depth run as a separate model whose embedding is the stream.
+    Raises NanoEulerError for a depth without a block above it.
     """
     B, T, D = stream.shape
     if not 0 <= depth < model.config.layers:
-        raise NanoEulerError(f"depth is {depth}, expected 0 to {model.config.layers - 1}: a block above it")
+        raise NanoEulerError(f"depth must be 0 to {model.config.layers - 1}, so that a block is above it, got {depth}")
     config = replace(model.config, layers=model.config.layers - depth)
     own = {
         f"layers.{i}.{name}": f"layers.{i + depth}.{name}"
@@ -175,7 +162,7 @@ def gradient(model: GPT, batch: Batch, depth: int, stream: np.ndarray) -> tuple[
     grads = {name: np.empty_like(value) for name, value in params.items()}
     plan, tokens = Plan(config, B, T, model.dtype), np.arange(B * T).reshape(B, T)
     targets = np.full((B, T, config.predict), -1, np.int64)
-    following = np.append(batch.twin[:, 1:], batch.twin[:, :1], axis=1)  # a row's last token is followed by the end
+    following = np.append(batch.twin[:, 1:], batch.twin[:, :1], axis=1)  # the end of text follows a row's last token
     targets[..., 0] = np.where(batch.behind, following, -1)
     scale = np.zeros(config.predict)
     scale[0] = 1.0
@@ -185,11 +172,11 @@ def gradient(model: GPT, batch: Batch, depth: int, stream: np.ndarray) -> tuple[
 
 
 def patch_effects(model: GPT, batch: Batch, depth: int, points: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    """Return how the twin's stream at the name differs [B, D], and the mean gradient on the way there [B, D].
+    """Return the twin's stream minus the story's at the name [B, D], and the mean gradient between the two [B, D].
 
-    The gradient is of the nats that the twin's continuation is cheaper, the mean over `points` places of Gauss's rule
-    between the story's stream and the twin's; so its product with the difference is, but for the rule's error, what the
-    whole patch saves (Sundararajan, Taly and Yan 2017: integrated gradients).
+    The function differentiates the reduction in the loss of the twin's continuation, in nats; the gradient is averaged
+    over `points` nodes of Gauss-Legendre quadrature between both streams. Its dot product with the difference is the
+    effect of the whole patch, up to quadrature error (integrated gradients: Sundararajan, Taly and Yan 2017).
     """
     kept, twin = {}, {}
     forward(model, batch.story, kept=kept)
@@ -205,12 +192,13 @@ def patch_effects(model: GPT, batch: Batch, depth: int, points: int = 3) -> tupl
 
 
 def causal_subspace(difference: np.ndarray, gradients: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the k directions of a patch that carry most of its effect, [D, k] orthonormal, and the effect of each [k].
+    """Return the k directions of a patch that carry most of its effect, [D, k] orthonormal, and their effects [k].
 
-    difference, gradients: [N, D] of `patch_effects`. To first order, a patch of the part P d of each difference d, for
-    an orthogonal projection P, saves the sum of g . P d = tr(P M), with M = sum d g^T. Only M's symmetric part counts,
-    and among projections of rank k the one onto its k leading eigenvectors has the largest trace (Fan 1949). All
-    eigenvalues together are the effect of the whole patch; effect: in nats, the mean over the N pairs.
+    difference, gradients: [N, D], from `patch_effects`. Let P be an orthogonal projection. To first order, patching
+    only the part P d of each difference d reduces the loss by the sum of g . P d = tr(P M), with M = sum d g^T. Only
+    the symmetric part of M matters, and the projection of rank k with the largest trace is the projection onto the k
+    leading eigenvectors of this part (Fan 1949). Effects are means over the N pairs, in nats; the sum of all
+    eigenvalues is the effect of the complete patch.
     """
     M = difference.T @ gradients / len(difference)
     values, vectors = np.linalg.eigh((M + M.T) / 2)
@@ -218,11 +206,5 @@ def causal_subspace(difference: np.ndarray, gradients: np.ndarray, k: int) -> tu
 
 
 def share_inside(directions: np.ndarray, basis: np.ndarray) -> np.ndarray:
-    """Return the squared cosine of the angle between directions [..., D] and a subspace, basis [D, k] orthonormal."""
-    inside = ((directions @ basis) ** 2).sum(axis=-1)
-    return inside / (directions**2).sum(axis=-1)
-
-
-def random_subspace(dim: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """An orthonormal basis [D, k] of a subspace, each as likely; a direction's mean share in it is k / D."""
-    return np.linalg.qr(rng.normal(size=(dim, k)))[0]
+    """Return the squared cosine of the angle between directions [..., D] and the span of an orthonormal basis."""
+    return ((directions @ basis) ** 2).sum(axis=-1) / (directions**2).sum(axis=-1)

@@ -1,12 +1,13 @@
-"""What a reader of a story may believe of a fact that is open: the exact posterior behind every token.
+"""Compute the exact posterior of a latent fact of a story after every token. Chapter 18.
 
-The grammar tells most facts where it draws them. Open for longer are who did it, who will hold the thing at last, who
-saw it, whether somebody goes back; and for some tokens a name that is spelt in halves. The posterior has two parts.
-Within a step `nanoeuler_book.town` follows all texts that agree with the tokens so far, each with its share. And for
-each of them the town's symmetry says what is to come: whoever is not drawn yet is anyone who has no role, each as
-likely.
+Most facts are stated in the step that draws them. Some facts stay uncertain for longer: the culprit, the final holder
+of the thing, the witness, and whether a person goes back. A name of several tokens is uncertain until its last token.
+The posterior is computed in two parts. Within a step, `nanoeuler_book.town` enumerates all texts that agree with the
+tokens so far, with their probabilities. For each of these texts, symmetry gives the distribution of later steps: every
+person without a role is equally likely to get a role that is still open.
 
-Everything is given the kind of the story, from its first token on: probes are trained and tried on one kind.
+All posteriors are conditioned on the kind of the story from the first token on, since probes are trained and tested on
+stories of one kind.
 """
 
 from collections import defaultdict
@@ -24,9 +25,10 @@ from nanoeuler_lib.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Belief:
-    """A story's tokens, and what a reader of each prefix may believe. Entry i of T+1 has seen i tokens.
+    """The tokens of a story, and the posterior of a fact given the first i tokens, for i = 0 to T.
 
-    ids: [T]; beliefs: float64 [T+1, n] over the `values`; steps: how many steps each prefix has told whole, [T+1].
+    ids: [T]; beliefs: the posterior over `values`, float64 [T+1, n]; steps: number of complete steps in each prefix,
+    [T+1].
     """
 
     ids: np.ndarray
@@ -36,34 +38,34 @@ class Belief:
 
     @property
     def state(self) -> int:
-        """Which value it is; the whole story tells."""
+        """Index of the true value, which is the most likely value after the last token."""
         return int(self.beliefs[-1].argmax())
 
     @property
     def entropy(self) -> np.ndarray:
-        """Bits that each prefix leaves open, [T+1]."""
+        """Entropy of the posterior after each prefix, in bits, [T+1]."""
         return -(self.beliefs * np.log2(np.maximum(self.beliefs, 1e-300))).sum(axis=1) + 0.0
 
 
 class Certain:
-    """What is certain along one derivation: the facts of the steps before and of this one, and this one's label."""
+    """The known facts and step labels of one derivation, including the known part of the current step."""
 
     def __init__(self, tale: "Labelled", label: str | None = None, drawn: Mapping[str, Fact] | None = None):
         self.done, self.labels, self.drawn = len(tale.ends), [*tale.labels, label], drawn or {}
         self.facts = {name: fact.value for name, fact in {**tale.facts, **self.drawn}.items()}
 
     def role(self, name: str, domain: Sequence[Word]) -> dict[str, float]:
-        """The law of a role that somebody has, or else one of the domain who has none yet."""
+        """Return the distribution over words for a role: one word if known, else uniform over words without a role."""
         return {str(self.facts[name]): 1.0} if name in self.facts else self.anyone(domain)
 
     def anyone(self, domain: Sequence[Word]) -> dict[str, float]:
-        """Each of the domain who has no role yet is as likely."""
+        """Return the uniform distribution over the domain's words that have no role yet."""
         taken = {id(word) for word in self.facts.values()}
         free = [str(word) for word in domain if id(word) not in taken]
         return dict.fromkeys(free, 1 / len(free)) if free else {}
 
     def label(self, step: int, options: Mapping[str, Sequence[str]]) -> dict[str, float]:
-        """The law of the label that a step has, or will have: in proportion to its templates."""
+        """Return the distribution of a step's label: the label if known, else by the number of templates."""
         label = self.labels[step] if step < len(self.labels) else None
         total = sum(map(len, options.values()))
         return {label: 1.0} if label else {name: len(group) / total for name, group in options.items()}
@@ -71,7 +73,7 @@ class Certain:
 
 @dataclass(frozen=True)
 class Open:
-    """A fact that may be open: the kind of its stories, its values, and their law along a derivation, by value."""
+    """A latent fact: its kind of story, its values, and a function from a derivation to their probabilities."""
 
     kind: str
     values: tuple[str, ...]
@@ -79,14 +81,14 @@ class Open:
 
 
 def culprit(told: Certain) -> dict[str, float]:
-    """A third for each of the three, a half for each of the two whom nobody has cleared, one for the last."""
+    """Return the distribution of the culprit: uniform over the suspects not yet cleared."""
     cleared = [id(told.facts[role]) for role in "xy" if role in told.facts]
     left = [role for role in "abc" if role not in told.facts or id(told.facts[role]) not in cleared]
     return _mixed((1 / len(left), told.role(role, PEOPLE)) for role in left)
 
 
 def holder(told: Certain) -> dict[str, float]:
-    """Who has the thing at last: the first taker if they keep it, the cat, or somebody new."""
+    """Return the distribution of the final holder, who is the first taker, the cat or a new person."""
     taker = told.role("taker", PEOPLE)
     if told.done > 2:
         return taker
@@ -96,7 +98,7 @@ def holder(told: Certain) -> dict[str, float]:
 
 
 def role(kind: str, name: str) -> Open:
-    """A fact that a story of a kind tells where it draws it, such as who is `a`: open while its name is spelt."""
+    """Return the fact of who has a role, such as `a`; it is uncertain only until all tokens of the name are read."""
     domain = ROLES[name]
     return Open(kind, tuple(map(str, domain)), lambda told: told.role(name, domain))
 
@@ -110,9 +112,9 @@ FACTS = {
 
 
 def belief(text: str, tokenizer: Tokenizer, fact: Open) -> Belief:
-    """Return what a reader of a story may believe of a fact before each token and behind the last.
+    """Return the posterior of a fact before each token of a story and after the last token.
 
-    Raises NanoEulerError if the text is no story of the fact's kind.
+    Raises KonigsbergError if the text is not a story of the fact's kind.
     """
     reader = Believer(text, tokenizer, fact)
     reader.tale = tale = Labelled(reader, PHRASES)
@@ -122,7 +124,7 @@ def belief(text: str, tokenizer: Tokenizer, fact: Open) -> Belief:
 
 
 class Labelled(Tale):
-    """A tale that keeps the label of each step, and those of the templates of the step that it tells."""
+    """A `Tale` that records the label of each step, and the labels of the current step's templates."""
 
     def __init__(self, *source):
         super().__init__(*source)
@@ -137,7 +139,7 @@ class Labelled(Tale):
 
 
 class Believer(TokenReader):
-    """Reads a story by tokens, and believes before each what follows from all texts that agree with those before."""
+    """Parse a story token by token, and compute a fact's posterior before each token from all possible texts."""
 
     tale: Labelled
 
@@ -160,7 +162,7 @@ class Believer(TokenReader):
         self.steps.append(len(self.tale.ends))
 
     def vector(self, law: Mapping[str, float]) -> np.ndarray:
-        """A law as an array [n] over the fact's values."""
+        """Return a distribution as an array [n] over the fact's values."""
         row = np.zeros(len(self.place))
         for value, p in law.items():
             row[self.place[value]] = p
@@ -168,7 +170,7 @@ class Believer(TokenReader):
 
 
 def _mixed(parts: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """Laws in given shares."""
+    """Return the mixture of distributions, given as pairs (weight, distribution)."""
     found = defaultdict(float)
     for share, law in parts:
         for value, p in law.items():

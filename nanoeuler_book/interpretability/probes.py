@@ -1,12 +1,13 @@
-"""Probes: what can be read from activations, in bits, beside what the prefix allows.
+"""Fit probes to activations and score them, in bits, against the exact posterior given the prefix. Chapter 18.
 
-A probe reads a law over the values of a fact from one vector. It is fitted to what a reader of the prefix may believe,
-and its loss is the cross-entropy with that, in bits. Behind the prior of the values it wins at most
+A probe predicts a distribution over the values of a fact from one vector. The probe is fitted to the exact posterior
+given the prefix, and its loss is the cross-entropy with this posterior, in bits. Compared with the prior of the values,
+a probe can reduce the loss by at most
 
     I(state; prefix) = H(state) - E H(posterior)
 
-bits, and what it stays behind that is KL(posterior || probe). A told fact has a posterior of one value: its probe is a
-probe of labels, by the same sums.
+bits, and its reduction is below this bound by KL(posterior || probe). If the fact has been stated, the posterior of its
+value is 1, and the same formulas describe an ordinary classifier.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,13 +23,16 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
 
 PARTS = ("train", "train", "train", "train", "train", "train", "choose", "test", "test", "test")
-PATIENCE = 60  # steps without a better one behind which a probe's fit ends
-LEAST = 1e-3  # of the probability that a ridge probe leaves to any value
+PATIENCE = 60  # a probe's fit ends after so many steps without improvement
+LEAST = 1e-3  # smallest output of a ridge probe for any value, before normalisation
 
 
 class Reading(NamedTuple):
-    """A story that probes read: its text; its tokens behind an end of text [T+1]; what a reader of so many of them may
-    believe [T+1, n]; and where the probes read, {index into both: kind of position}."""
+    """A story with its posteriors and the positions at which probes are applied.
+
+    row: an end of text and the story's tokens [T+1]; beliefs: the posterior after each token of the row, [T+1, n];
+    places: {position: kind of position}.
+    """
 
     text: str
     row: np.ndarray
@@ -37,19 +41,19 @@ class Reading(NamedTuple):
 
 
 def part_of(text: str) -> str:
-    """Return what a story is for: "train", "choose" (when to stop) or "test".
+    """Return the split that a story belongs to: "train", "choose" (for early stopping) or "test".
 
-    It follows from the text alone, so no story, and no part of one, ever stands on both sides of a split.
+    A hash of the text determines the split, so no story is in two splits.
     """
     return PARTS[sha256(text.encode()).digest()[0] % len(PARTS)]
 
 
 @dataclass(frozen=True)
 class Sites:
-    """Vectors that probes read, m in all, and what is to be read from them.
+    """The inputs and targets of probes at m positions.
 
-    x: [L+1, m, D], by depth; beliefs: [m, n]; kinds, parts: [m] words; last: the last tokens at each, [m, k], oldest
-    first, -1 before the beginning.
+    x: activations [L+1, m, D], by depth; beliefs: posteriors [m, n]; kinds, parts: [m] strings, the kind of position
+    and the split; last: the last k tokens at each position, [m, k], oldest first, -1 before the start.
     """
 
     x: np.ndarray
@@ -59,16 +63,17 @@ class Sites:
     last: np.ndarray
 
     def of(self, kind: str) -> "Sites":
-        """The sites of one kind of position. Raises NanoEulerError if there is no such site in every part."""
+        """Return the sites of one kind of position. Raises NanoEulerError if a split has no such site."""
         here = self.kinds == kind
         if missing := set(PARTS) - set(self.parts[here]):
-            raise NanoEulerError(f"no site of kind {kind!r} is for {', '.join(sorted(missing))}: more stories")
+            none = ", ".join(sorted(missing))
+            raise NanoEulerError(f"every split must have sites of kind {kind!r}, got none in {none}: use more stories")
         return replace(
             self, x=self.x[:, here], **{n: getattr(self, n)[here] for n in ("beliefs", "kinds", "parts", "last")}
         )
 
     def shuffled(self, seed: int) -> "Sites":
-        """The same vectors, each with the beliefs of another site of its part: nothing is left to be read."""
+        """Return the same activations with posteriors shuffled within each split, as a control without information."""
         order, rng = np.arange(len(self.parts)), np.random.default_rng(seed)
         for part in set(PARTS):
             order[self.parts == part] = rng.permutation(order[self.parts == part])
@@ -76,10 +81,13 @@ class Sites:
 
 
 def sites(model: GPT, readings: Iterable[Reading], last: int = 8) -> Sites:
-    """Run a model over stories, and take down every place where probes read. last: how many tokens to keep of each."""
+    """Run a model over stories and collect activations and posteriors at every position in `places`.
+
+    last: number of preceding tokens to store for each position (for `last_tokens`).
+    """
     readings = [reading for reading in readings if reading.places]
     x, beliefs, kinds, parts, tokens = [], [], [], [], []
-    for start in range(0, len(readings), 64):  # whole streams take memory
+    for start in range(0, len(readings), 64):  # limits the memory for residual streams
         some = readings[start : start + 64]
         for reading, stream in zip(some, streams(model, [reading.row for reading in some]), strict=True):
             at = list(reading.places)
@@ -93,10 +101,10 @@ def sites(model: GPT, readings: Iterable[Reading], last: int = 8) -> Sites:
 
 
 class Probe(NamedTuple):
-    """A fitted probe: x [m, D] is centred and scaled, then goes through one or two matrices [D, n], [D, H] [H, n].
+    """A fitted probe: it standardises x [m, D], then applies a matrix [D, n], or [D, H] and [H, n] with a ReLU.
 
-    Each matrix has its constants in its last row. With two, max(0, .) stands between. `linear_law`: what comes out is
-    the law itself, cut off below LEAST, as of a ridge probe; else its logarithm, up to a constant.
+    Each matrix has an additional last row, the bias. linear_law: True if the output is the distribution itself, cut off
+    below LEAST and normalised (a ridge probe); False if the output is logits for a softmax.
     """
 
     mean: np.ndarray
@@ -105,7 +113,7 @@ class Probe(NamedTuple):
     linear_law: bool = False
 
     def law(self, x: np.ndarray) -> np.ndarray:
-        """What the probe says of vectors [m, D]: laws [m, n]."""
+        """Return the probe's predicted distributions [m, n] for vectors [m, D]."""
         h = _with_one((x - self.mean) / self.scale)
         for w in self.weights[:-1]:
             h = _with_one(np.maximum(h @ w, 0))
@@ -114,9 +122,9 @@ class Probe(NamedTuple):
 
 
 def ridge(x: np.ndarray, y: np.ndarray, strength: float = 1.0) -> Probe:
-    """Fit a probe in closed form: W = (X^T X + strength m I)^-1 X^T Y, the least squares to beliefs [m, n].
+    """Fit a ridge probe to posteriors by least squares in closed form: W = (X^T X + strength m I)^-1 X^T Y.
 
-    x: [m, D], centred and scaled before; the constants are free, being the mean of y.
+    x: [m, D], standardised before the fit; y: posteriors [m, n]. The bias, the mean of y, is not penalised.
     """
     mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
     z = (x - mean) / scale
@@ -136,10 +144,11 @@ def logistic(
     decay: float = 1e-3,
     seed: int = 0,
 ) -> Probe:
-    """Fit a multinomial logistic probe by Adam on all sites at once, and keep the step that reads the other ones best.
+    """Fit a multinomial logistic probe by full-batch Adam with early stopping on a second set of sites.
 
-    x: [m, D]; y: beliefs [m, n]; x_choose, y_choose: the sites that choose the step; hidden: the width of a hidden
-    layer, 0 for none; decay: of the weights in the loss; rate: at first, it falls to 0.
+    x: [m, D]; y: posteriors [m, n]; x_choose, y_choose: the sites for early stopping; hidden: the width of a hidden
+    layer, 0 for none; steps: maximum number of steps; rate: initial learning rate, which falls linearly to 0; decay: L2
+    penalty.
     """
     rng = np.random.default_rng(seed)
     mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
@@ -168,7 +177,7 @@ def logistic(
 
 
 def _gradients(weights, z, y, decay):
-    """Return the gradients of the mean cross-entropy at z [m, D + 1], beliefs y [m, n], with those of the decay."""
+    """Return the gradients of the L2 penalty plus the mean cross-entropy for inputs z [m, D + 1], targets y [m, n]."""
     h = [z]
     for w in weights[:-1]:
         h.append(_with_one(np.maximum(h[-1] @ w, 0)))
@@ -183,7 +192,7 @@ def _gradients(weights, z, y, decay):
 
 
 class Score(NamedTuple):
-    """How a probe reads the test sites, in bits: won over the prior; the bound of that; KL(posterior || probe)."""
+    """A probe's score on the test sites, in bits: gain over the prior, its upper bound, and KL(posterior || probe)."""
 
     won: float
     bound: float
@@ -193,8 +202,9 @@ class Score(NamedTuple):
 def score(given: Sites, x: np.ndarray, kind: str = "linear", seed: int = 0) -> Score:
     """Fit a probe on the training sites and score it on the test sites.
 
-    x: what it reads at each site, [m, D]: `given.x[depth]`, or a control's; kind: "prior", "ridge", "linear" or
-    "hidden" (64 units). The prior is the mean of the training beliefs. Raises NanoEulerError on another kind.
+    x: the probe's input at each site, [m, D]: `given.x[depth]`, or the input of a control; kind: "prior", "ridge",
+    "linear" or "hidden" (64 units). The prior is the mean of the training posteriors. Raises NanoEulerError for any
+    other kind.
     """
     train, choose, test = (given.parts == part for part in ("train", "choose", "test"))
     y = given.beliefs
@@ -212,24 +222,30 @@ def score(given: Sites, x: np.ndarray, kind: str = "linear", seed: int = 0) -> S
     elif kind == "prior":
         law = prior
     else:
-        raise NanoEulerError(f"kind of probe is {kind!r}, expected prior, ridge, linear or hidden")
+        raise NanoEulerError(f"kind must be prior, ridge, linear or hidden, got {kind!r}")
     floor, at_prior, read = (float(bits(y[test], q).mean()) for q in (y[test], prior, law))
     return Score(at_prior - read, at_prior - floor, read - floor)
 
 
 def last_tokens(given: Sites, embedding: np.ndarray) -> np.ndarray:
-    """What the last tokens alone say: the rows of an embedding [V, D] of the k last ones, [m, k D], 0 for none."""
+    """Return a control's input, the embeddings of the last k tokens at each site: [m, k D], 0 for missing tokens.
+
+    embedding: [V, D].
+    """
     found = embedding[np.maximum(given.last, 0)] * (given.last >= 0)[..., None]
     return found.reshape(len(found), -1)
 
 
 def bits(beliefs: np.ndarray, laws: np.ndarray) -> np.ndarray:
-    """The cross-entropy of laws with beliefs, both [m, n], in bits: [m]; of beliefs with themselves their entropy."""
+    """Return the cross-entropy of posteriors [m, n] with predicted distributions [m, n], in bits: [m].
+
+    If the predictions are the posteriors themselves, the result is the entropy of the posteriors.
+    """
     return -(beliefs * np.log2(np.maximum(laws, 1e-30))).sum(axis=-1)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Laws [m, n] from their logarithms, up to a constant each."""
+    """Return the distributions [m, n] of logits [m, n]."""
     return _normal(np.exp(logits - logits.max(axis=-1, keepdims=True)))
 
 

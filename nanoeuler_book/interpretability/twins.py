@@ -1,16 +1,17 @@
-"""Twins: two beginnings of an errand that differ in one name, and the exact law of what the source says behind them.
+"""Make twins, two prompts that differ in one name, with the exact distribution over continuations. Chapter 18.
 
     story   Käthe trusted Jürgen with the key.
     twin    Käthe trusted Leonhard with the key.
 
-Template, thing, pronoun and number of tokens are the same. What comes next has two laws. By the person's law Leonhard
-has been in the tale from the beginning, and Jürgen never was: that is the source behind the twin. By the fact's law the
-tale was told of Jürgen, and then Leonhard has the key: the tale is replayed, and one fact of it changed. They differ
-where a person has more than one role: who set out, who may still come in. Where the holder was named once and
-has no other role, they are one law.
+Both are prefixes of an errand with the same template, thing, pronoun and number of tokens. The continuation has two
+possible distributions. The person's distribution is the source's distribution after the twin: Leonhard has been in the
+story from the start, and Jürgen has not appeared. The fact's distribution is the source's distribution after the story
+with one fact changed: Jürgen received the key, but Leonhard has it now. The two distributions differ if a person has
+more than one role (for example, the holder also set out or may still appear). They are equal if the holder was named
+once and has no other role.
 
-A story's own continuation is impossible behind its twin. Continuations are therefore drawn from the law they are scored
-by.
+A story's own continuation is impossible after its twin. Continuations are therefore drawn from the distribution that
+they are scored against.
 """
 
 from collections.abc import Sequence
@@ -28,14 +29,14 @@ from nanoeuler_book.town import TokenReader
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
-PERSON, FACT = "person", "fact"  # the two laws
+PERSON, FACT = "person", "fact"  # the two distributions
 PERSON_NAMED = {str(person): person for person in PEOPLE}
 
 
 class Replayed(Tale):
-    """A tale in which somebody else has the thing, from the end of a step on; all else is as it was told.
+    """A `Tale` in which a different person has the thing after a given step, with everything else unchanged.
 
-    told: how many steps are told of the one who had it; holder: who has it then (None: the same as before).
+    told: number of steps before the change; holder: the new holder (None: no change).
     """
 
     def __init__(self, source, told: int = 0, holder: Word | None = None):
@@ -45,14 +46,14 @@ class Replayed(Tale):
     def say(self, *options, **free) -> str:
         if self.holder is not None and len(self.ends) == self.told:
             before = self.facts["giver"]
-            for role in ("giver", "taker"):  # who set out with it has set out with it
+            for role in ("giver", "taker"):  # but not "a": who set out with the thing stays the same
                 if self.facts.get(role) is before:
                     self.facts[role] = replace(before, value=self.holder)
         return super().say(*options, **free)
 
 
 class Continued:
-    """A source that reads the beginning it is given, and draws what comes behind."""
+    """A source that parses a given prefix and draws the continuation."""
 
     def __init__(self, beginning: str, random: Random):
         self.reader, self.writer = Reader(beginning.encode()), Writer(random)
@@ -65,10 +66,10 @@ class Continued:
 
 @dataclass(frozen=True)
 class Twins:
-    """A story's beginning and its twin's.
+    """A pair of prompts, prefixes of a story and of its twin.
 
-    told: steps of both; was, becomes: who has the thing in either; place: where the name stands in a row of tokens
-    behind an end-of-text token; cut: the place of the row that predicts the first token behind the beginning.
+    told: number of steps in both; was, becomes: the holder in the story and in the twin; place: position of the name in
+    a row of tokens after an end-of-text token; cut: the position that predicts the first token of the continuation.
     """
 
     story: str
@@ -80,24 +81,24 @@ class Twins:
     cut: int
 
     def tale(self, law: str, source) -> Tale:
-        """The tale of a law, to be told by a source that begins as `beginning` does."""
+        """Return a `Tale` for the distribution `law`, PERSON or FACT; the source must begin with `beginning(law)`."""
         return Replayed(source, self.told, PERSON_NAMED[self.becomes] if law == FACT else None)
 
     def beginning(self, law: str) -> str:
-        """What the source of a law has told: the twin, or for the fact's law the story itself."""
+        """Return the prompt that the distribution `law` continues: the twin for PERSON, the story for FACT."""
         return self.twin if law == PERSON else self.story
 
     def drawn(self, law: str, random: Random) -> str:
-        """Draw a continuation, to the end of the story, from a law."""
+        """Draw a continuation up to the end of the story from the distribution `law`, PERSON or FACT."""
         beginning = self.beginning(law)
         source = Continued(beginning, random)
         tell(self.tale(law, source))
         return source.writer.text.decode().removeprefix(beginning)
 
     def law(self, law: str, continuation: str, tokenizer: Tokenizer) -> list[dict[int, float]]:
-        """Return what a law says at each token of a continuation and behind it: {token: probability}, exact.
+        """Return the distribution over the next token under `law` (PERSON or FACT), before and after each new token.
 
-        Raises NanoEulerError if the continuation is impossible under that law.
+        Entries are {token: probability}. Raises KonigsbergError if the continuation is impossible under `law`.
         """
         reader = TokenReader(self.beginning(law) + continuation, tokenizer)
         tell(self.tale(law, reader))
@@ -105,7 +106,7 @@ class Twins:
 
 
 def names_of(tokenizer: Tokenizer) -> dict[str, list[str]]:
-    """Return the people whose name is one token behind a space, by their pronoun."""
+    """Return the people whose name is one token after a space, grouped by their pronoun."""
     found = {}
     for name, person in PERSON_NAMED.items():
         if len(tokenizer.encode(f" {name}")) == 1:
@@ -114,9 +115,12 @@ def names_of(tokenizer: Tokenizer) -> dict[str, list[str]]:
 
 
 def twins_of(story: Story, told: int, tokenizer: Tokenizer, random: Random) -> Twins | None:
-    """Return an errand's beginning of `told` steps, 1 or 2, and a twin; None where the name is not one token, once."""
+    """Return the first `told` steps (1 or 2) of an errand, and a random twin of this prefix.
+
+    Returns None if the holder's name is not a single token that occurs once, or if no other name fits.
+    """
     facts, beginning = story.facts, "".join(story.steps[:told])
-    first = facts["taker"] if facts["before"] == facts["a"] else facts["before"]  # who took it first
+    first = facts["taker"] if facts["before"] == facts["a"] else facts["before"]  # the first taker
     was = (facts["a"], first)[told - 1]
     names = next((names for names in names_of(tokenizer).values() if was in names), [])
     others = [name for name in names if name not in beginning]
@@ -132,7 +136,7 @@ def twins_of(story: Story, told: int, tokenizer: Tokenizer, random: Random) -> T
 
 
 class Law(NamedTuple):
-    """What a source says at some places of some rows: arrays [n], an entry for each token that it may say there."""
+    """A source's distributions at selected positions of rows: arrays [n], one entry per possible token."""
 
     row: np.ndarray
     place: np.ndarray
@@ -141,11 +145,11 @@ class Law(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Pairs in rows of one length, behind an end-of-text token and filled up with it, and a law of what comes.
+    """Pairs of twins with a continuation, as rows that start with an end-of-text token and are padded with it.
 
-    story, twin: int64 [B, T], the two beginnings, each with the continuation that was drawn from the law; place: [B],
-    of the name; cut: [B], the first place behind the beginning; end: [B], the place behind the last token; law: of the
-    places cut..end.
+    story, twin: int64 [B, T], the two prompts, both with the same drawn continuation; place: [B], position of the name;
+    cut: [B], the position that predicts the continuation's first token; end: [B], the position that predicts the end of
+    text; law: the distributions at positions cut..end.
     """
 
     story: np.ndarray
@@ -157,25 +161,25 @@ class Batch(NamedTuple):
 
     @property
     def rows(self) -> np.ndarray:
-        """0 .. B-1."""
+        """The row indices 0 .. B-1."""
         return np.arange(len(self.place))
 
     @property
     def behind(self) -> np.ndarray:
-        """Whether a place is one of the continuation's: bool [B, T]."""
+        """Whether a position predicts a token of the continuation or its end: bool [B, T]."""
         places = np.arange(self.story.shape[1])
         return (places >= self.cut[:, None]) & (places <= self.end[:, None])
 
 
 def pairs(count: int, seed: int, told: int, tokenizer: Tokenizer, kind: str = "errand") -> list[Twins]:
-    """Draw so many pairs of twins, each from a story of its own. told: steps of the beginnings, 1 or 2.
+    """Draw `count` pairs of twins, each from a different story. told: number of steps in the prompts, 1 or 2.
 
-    Raises NanoEulerError for another number of steps, or a tokenizer to which no name is one token.
+    Raises NanoEulerError for any other `told`, or if no two names with the same pronoun are single tokens.
     """
     if told not in (1, 2):
-        raise NanoEulerError(f"told is {told}, expected 1 or 2 steps of an errand")
+        raise NanoEulerError(f"told must be 1 or 2, the number of steps in the prompts, got {told}")
     if not any(len(names) > 1 for names in names_of(tokenizer).values()):
-        raise NanoEulerError("the tokenizer has no two names of one pronoun as one token each, expected some")
+        raise NanoEulerError("the tokenizer must have two names of one pronoun as single tokens, got none")
     random, found = Random(seed), []
     while len(found) < count:
         story = sample(int(random.random() * 2**32), kind)
@@ -185,10 +189,10 @@ def pairs(count: int, seed: int, told: int, tokenizer: Tokenizer, kind: str = "e
 
 
 def batch_of(some: Sequence[Twins], law: str, tokenizer: Tokenizer, seed: int, longest: int = 128) -> Batch:
-    """Draw a continuation of each pair from a law, and put them into rows of at most `longest` tokens.
+    """Draw a continuation for each pair from a distribution, PERSON or FACT, and put the pairs into rows.
 
-    Under the package's tokenizer all fit; one that does not is drawn anew. Raises NanoEulerError if none of a hundred
-    fits.
+    longest: maximum number of tokens per row. A continuation that does not fit is drawn again; with the package's
+    tokenizer, all continuations fit. Raises NanoEulerError if none of a hundred continuations fits.
     """
     random, end = Random(seed), tokenizer.special_tokens[END_OF_TEXT]
     rows, entries = [], []
@@ -199,7 +203,7 @@ def batch_of(some: Sequence[Twins], law: str, tokenizer: Tokenizer, seed: int, l
             if len(both[0]) <= longest:
                 break
         else:
-            raise NanoEulerError(f"no continuation of {pair.twin!r} was found that fits {longest} tokens")
+            raise NanoEulerError(f"longest must leave room for a continuation of {pair.twin!r}, got {longest} tokens")
         rows.append(both)
         for j, row in enumerate(pair.law(law, told, tokenizer)):
             entries += [(i, pair.cut + j, token, p) for token, p in row.items()]
@@ -215,11 +219,22 @@ def batch_of(some: Sequence[Twins], law: str, tokenizer: Tokenizer, seed: int, l
 
 
 def bits(log_p: np.ndarray, batch: Batch) -> np.ndarray:
-    """Return KL(law || model) in bits a place, for each row: float64 [B].
+    """Return KL(source || model) in bits per position, for each row: float64 [B].
 
-    log_p: [B, T, V], the model's log-probabilities in nats. The sum goes over what the source may say; places: those of
-    the continuation, and the end of the story.
+    log_p: [B, T, V], the model's log-probabilities in nats. The KL is averaged over the
+    positions of the continuation, including the end of the story.
     """
     row, place, token, p = batch.law
     each = p * (np.log2(p) - log_p[row, place, token] / np.log(2))
     return np.bincount(row, each, len(batch.place)) / (batch.end - batch.cut + 1)
+
+
+def named(log_p: np.ndarray, batch: Batch) -> dict[str, float]:
+    """Return the mean probabilities {"new": p, "old": p} of both names where the continuation says the new one, else 0.
+
+    log_p: as in `bits`. An edit that writes the new name raises "new"; erasing the old name only lowers "old".
+    """
+    new, old = (tokens[batch.rows, batch.place] for tokens in (batch.twin, batch.story))
+    rows, places = np.nonzero((np.roll(batch.twin, -1, axis=1) == new[:, None]) & batch.behind)
+    p = {name: np.exp(log_p[rows, places, token[rows]]) for name, token in (("new", new), ("old", old))}
+    return {name: float(values.sum() / max(len(rows), 1)) for name, values in p.items()}

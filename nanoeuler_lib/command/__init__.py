@@ -1,1 +1,1 @@
-"""The `nanoeuler` command: `cli` does, `arguments` explains, `ask` is the loop of `nanoeuler chat`."""
+"""Modules of the `nanoeuler` command: `cli` runs it, `arguments` has its options, `ask` is the loop of its chat."""

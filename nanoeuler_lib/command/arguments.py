@@ -1,4 +1,4 @@
-"""The options of the `nanoeuler` command, one line each, and its errors for words it does not know."""
+"""The options of the `nanoeuler` command with their help texts, and the parser with its error messages."""
 
 import argparse
 import re
@@ -31,7 +31,7 @@ EXAMPLES = """examples:
 
 Bad input ends with one line on standard error and exit code 2."""
 
-SHAPE = {  # the model's shape; `info` and `train` take their defaults from a preset
+SHAPE = {  # fields of ModelConfig; `info` and `train` take the defaults from a preset
     "dim": "width of the residual stream",
     "heads": "query heads",
     "kv_heads": "key/value heads, each shared by the same number of query heads",
@@ -69,7 +69,7 @@ REWARDS = {  # fields of RewardConfig
     "kl_by": f"estimator of the KL penalty: {', '.join(config.KL_ESTIMATORS)}",
 }
 RENAMED = {"rate": "--lr", "decay": "--weight-decay", "cards": "--gpus"}  # --rate, --decay and --cards work, too
-ELSEWHERE = {  # what options are called in other programs
+ELSEWHERE = {  # names of options in other programs -> names here, for hints
     "--learning-rate": "--lr", "--batch-size": "--batch", "--iters": "--steps", "--iterations": "--steps",
     "--max-steps": "--steps", "--epochs": "--steps", "--wd": "--weight-decay", "--grad-clip": "--clip",
     "--block-size": "--context", "--seq-len": "--context", "--n-layers": "--layers", "--n-heads": "--heads",
@@ -79,7 +79,7 @@ ELSEWHERE = {  # what options are called in other programs
     "--val": "--valid", "--grad-accum": "--accumulate", "--continue": "--resume", "--tokens": "--steps",
 }  # fmt: skip
 
-CORPORA = {  # the texts that are downloaded, or made from files
+CORPORA = {  # corpora that are downloaded, or made from files
     "books": "download classics from Project Gutenberg as one file without licence texts (69 MB)",
     "web": "download educational web pages (FineWeb-Edu): 1 GB, or as much as you choose, from 2.1 GB of parquet",
     "alpaca": "download 52,002 instructions with a model's answers, for nanoeuler sft (CC BY-NC: no commercial use)",
@@ -89,31 +89,39 @@ CORPORA = {  # the texts that are downloaded, or made from files
     "featured": "make the article corpus of chapter 32's run from files that you have (105 MB)",
 }
 NO_ADDRESS = "classics", "featured"
-VALID_FRACTION = {"books": 0.1, "web": 0.005}  # the corpora from which whole documents are held out
+VALID_FRACTION = {"books": 0.1, "web": 0.005}  # default for the corpora whose validation part is whole documents
 WEB_BYTES = 1_000_000_000
 
+JOBS = {  # `nanoeuler --help` lists the commands by job
+    "prepare text": "corpus tokenizer shards",
+    "train a model": "train sft dpo grpo",
+    "look at a run": "report replay info",
+    "use a model": "generate chat score answers",
+    "exchange models": "export import release",
+    "check, learn and teach": "check diagnose break assign",
+}
 FORMATS = {"hf": "transformers and compatible programs", "gguf": "llama.cpp and compatible programs"}
 
-IN_STEPS = "steps", "warmup", "valid_every", "sample_every", "save_every"  # `train` also takes them in tokens
+IN_STEPS = "steps", "warmup", "valid_every", "sample_every", "save_every"  # `train` also accepts these in tokens
 
 
 class Tokens(int):
-    """A number of steps that was given in tokens."""
+    """Hold a number of tokens, given for an option that usually counts steps."""
 
 
 def steps_or_tokens(word: str) -> int:
-    """Read a word as a number of steps (2000) or of tokens (300Mtok). k, M and G stand for a thousand, ..."""
+    """Convert "2000" to steps, or "300Mtok" to `Tokens` (k, M, G: 10^3, 10^6, 10^9). Raises ValueError."""
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kMG]?)tok", word):
         return Tokens(round(float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]]))
     return int(word)
 
 
 EXPECTED = {int: "an integer", float: "a number", steps_or_tokens: "an integer, or tokens as in 300Mtok"}
-MISSING = "the following arguments are required: "  # argparse's words
+MISSING = "the following arguments are required: "  # how argparse's message begins
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises each error as one line, with a hint at what was perhaps meant."""
+    """Parse arguments, and raise each error as a NanoEulerError of one line, with a hint for mistyped words."""
 
     def parse_known_args(self, args=None, namespace=None):
         """Parse as argparse does, and keep the words for `error`."""
@@ -121,23 +129,25 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> None:
+        """Raise argparse's error message as a NanoEulerError in the words of this package."""
         if message.startswith(MISSING):
-            for word in self.words:  # the missing option may be mistyped; others may be cut short
+            for word in self.words:  # the missing option may have been mistyped; abbreviations are allowed
                 name = word.partition("=")[0]
                 if name.startswith("--") and not any(o.startswith(name) for o in self._option_string_actions):
                     self.refuse([word])
             name = message.removeprefix(MISSING)
             choices = [word for action in self._actions if action.metavar == name for word in action.choices or ()]
-            message = f"{name} is missing" + (f", expected one of {', '.join(choices)}" if choices else "")
+            message = f"{name} must be given" + (f": one of {', '.join(choices)}" if choices else "")
+        message = message.replace(": not allowed with argument", " must not be combined with", 1)
         raise NanoEulerError(self._where() + message.removeprefix("argument ").replace(": must be", " must be", 1))
 
     def refuse(self, unknown: list[str]) -> None:
-        """Raise the error for words that no option and no position takes."""
+        """Raise NanoEulerError for the first of some words that the parser did not recognise."""
         name = unknown[0].partition("=")[0]
         if not name.startswith("-"):
             names = [action.dest for action in self._actions if not action.option_strings]
             takes = f"one {' and one '.join(names)}" if names else "only options"
-            raise NanoEulerError(f"{self._where()}takes {takes}, got also {short(unknown[0])}")
+            raise NanoEulerError(f"{self._where()}takes {takes}, got {short(unknown[0])} as well")
         if name in self._option_string_actions:
             raise NanoEulerError(f"{self._where()}{name} must come before --, because no options follow it")
         known = [option for action in self._actions for option in action.option_strings]
@@ -156,7 +166,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, wanted + did_you_mean(value, action.choices))
 
     def _print_message(self, message, file=None):
-        """Print help or the version; unlike argparse's own method this raises when they cannot be printed."""
+        """Print help or the version; unlike argparse's own method, this raises an error if that fails."""
         (file or sys.stderr).write(message)
 
     def _where(self):
@@ -164,15 +174,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def option(name: str) -> str:
-    """The option that sets an attribute, such as --save-every for save_every."""
+    """Return the option that sets an attribute, such as --save-every for save_every."""
     return RENAMED.get(name, f"--{name.replace('_', '-')}")
 
 
-REQUIRED = object()  # in place of a default
+REQUIRED = object()  # used as the default of a required option
 
 
 def add(to, name, kind, default, text, **how):
-    """Add an option ("--vocab N") or a positional argument ("run") to a parser or group. kind bool: a switch."""
+    """Add an option ("--vocab N") or a positional argument ("run") to a parser or group.
+
+    kind: bool for a switch; default: or `REQUIRED`; text: help without the default; how: arguments of `add_argument`.
+    """
     name, _, metavar = name.partition(" ")
     old = {new: f"--{old}" for old, new in RENAMED.items()}.get(name)
     kinds = {"action": "store_true"} if kind is bool else {"type": kind, "metavar": metavar or None}
@@ -182,16 +195,17 @@ def add(to, name, kind, default, text, **how):
         text += f" (default {default:g})" if type(default) is float else f" (default {default})"
     if old is None:
         to.add_argument(name, default=default, help=text, **kinds | how)
-    else:  # the old name works and is not shown
+    else:  # the old name works, but the help does not show it
         to.add_argument(name, old, dest=old[2:], default=default, help=text, **kinds | how).option_strings.remove(old)
 
 
 def parser(functions: Mapping[str, Callable]) -> Parser:
-    """The parser of the `nanoeuler` command; functions: what each subcommand calls, such as "tokenizer train"."""
+    """Return the parser of the `nanoeuler` command. functions: by subcommand, such as "tokenizer train"."""
     top = Parser("nanoeuler", description="Build, train and run a small language model written by hand.")
     top.epilog, top.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
     top.add_argument("--version", action="version", version=f"nanoeuler {__version__}")
-    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    top.usage = "nanoeuler [-h] [--version] COMMAND ..."
+    commands = top.add_subparsers(prog="nanoeuler", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     new = commands.add_parser("tokenizer", help="train and use a byte-level BPE tokenizer")
     groups = {"": commands, "tokenizer": new.add_subparsers(title="commands", required=True, metavar="COMMAND")}
     new = commands.add_parser("corpus", help="generate or download text to train on")
@@ -207,10 +221,13 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
 
     for define in (_text, _pretraining, _fine_tuning, _use, _tools, _formats):
         define(command)
+    listed = {row.dest: row for row in commands._choices_actions}
+    for job, names in JOBS.items():
+        top.add_argument_group(job)._group_actions += [listed[name] for name in names.split()]
     return top
 
 
-# The commands, in the order of the help. Where a default is None, the text states it if there is one.
+# The commands, in the order of the help. If a default is None, the help text states what is used instead.
 
 TEXTS = 'UTF-8 text (also .xz, .gz), documents with a "text" field (.jsonl, .parquet), or a folder of these'
 MOVED = "with --resume: its new path, if it moved"
@@ -269,7 +286,7 @@ def _pretraining(command):
     add(p, "--tokenizer FILE", Path, None, "tokenizer file (default: trained on the training part; shards have one)")
     _run(p)
     add(p, "--gpus N", int, None, "number of GPUs (1, 2, 4 or 8), which share the --accumulate batches of a step")
-    add(p, "--profile N", int, 0, "GPU steps in which each launch is timed, to show where the time goes")
+    add(p, "--profile N", int, 0, "number of GPU steps in which each launch is timed, to show where the time goes")
     shape = p.add_argument_group("model shape (default: the preset's)")
     for name, text in SHAPE.items():
         values = {of: getattr(config.preset(of), name) for of in config.PRESETS}
@@ -321,7 +338,7 @@ def _fine_tuning(command):
 def _run(p, only_cpu=False):
     """Add the options of a command that begins or resumes a run. only_cpu: leave the device out of the help."""
     add(p, "--run FOLDER", Path, None, "new folder for log and checkpoints")
-    text = "run to continue; of its settings only --steps, --lr and the --...-every options may change"
+    text = "run to continue; only --steps, --lr and the --...-every options may change"
     text += "" if only_cpu else "; --device and new paths of moved data may be given too"
     add(p, "--resume RUN", Path, None, text)
     if only_cpu:
@@ -410,7 +427,7 @@ def _tools(command):
     add(p, "--hand-in FOLDER", Path, None, f"{text}package")
     add(p, "--reveal FOLDER", Path, None, "folder whose bug is explained (default: --seed's)", nargs="?", const=True)
     p = command("assign", "hand out and grade assignments, a different one for each student")
-    add(p, "chapter", str, None, "chapter number: 03, 04, 05, 06, 07, 08, 10, 11, 14, 20 or 25")
+    add(p, "chapter", str, None, "chapter number: 02, 03, 05, 06, 07, 08, 10, 11, 14, 20 or 25")
     add(p, "--seed NAME", str, REQUIRED, "secret text, the same for handing out and grading; -: read standard input")
     what = p.add_mutually_exclusive_group()
     add(what, "--student NAME", str, None, "student who gets an assignment")
@@ -434,10 +451,10 @@ def _formats(command):
     text = "; ".join(f"{name}: for {readers}" for name, readers in FORMATS.items())
     add(p, "--to FORMAT", str, REQUIRED, text, choices=FORMATS)
     add(p, "--out PATH", Path, REQUIRED, "folder (hf) or file (gguf) to create; must not exist")
-    p = command("release", "collect what to publish of a run: weights, model card, hashes and a check")
+    p = command("release", "collect the files for publishing a run: weights, model card, hashes and a check")
     add(p, "run", Path, None, "run or checkpoint folder")
     add(p, "--out FOLDER", Path, REQUIRED, "folder to create; must not exist")
-    add(p, "--to FORMAT", str, None, "hf or gguf; repeatable (default: all the model has)", choices=FORMATS, **REPEATED)
+    add(p, "--to FORMAT", str, None, "hf or gguf; repeatable (default: all possible ones)", choices=FORMATS, **REPEATED)
     add(p, "--corpus FOLDER", Path, None, "folder of nanoeuler corpus, for the text's licence; repeatable", **REPEATED)
     p = command("import", "convert other people's weights to a run")
     add(p, "path", Path, None, "folder of a Llama or GPT-2 (config.json and safetensors), or llama2.c's model.bin")

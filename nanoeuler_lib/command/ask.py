@@ -1,4 +1,4 @@
-"""The loop of `nanoeuler chat`: it answers lines and runs commands such as /story."""
+"""The loop of `nanoeuler chat`, which answers lines and runs commands such as /story."""
 
 import json
 import os
@@ -24,14 +24,12 @@ STORY_AND_QUESTION = re.compile(r'(.*\."?) +(\S.*)')  # a story, and its questio
 
 
 class Loop:
-    """The loop of `nanoeuler chat`: it answers lines and runs commands such as /story.
+    """Answer lines with a chat model and run commands such as /story.
 
-    After /story, each line asks about the story in a new conversation, so that no earlier story or answer is in the
-    model's context. Without a story, lines are the turns of one conversation.
-
-    write: called with each piece of text; tokens, seed, options: those of `Chat.reply`; each turn takes the next seed.
-    stories: begin with an empty story, for a model that was trained to answer only about stories. Raises
-    NanoEulerError on options that `generate.sample` refuses.
+    After /story, each line asks about the story in a new conversation, so that the context has no earlier story or
+    answer. Without a story, the lines are the turns of one conversation. write: called with each piece of text; tokens,
+    seed, options: of `Chat.reply`, each turn with the next seed; stories: begin with an empty story, for a model that
+    answers only about stories. Raises NanoEulerError if `generate.sample` does not accept the options.
     """
 
     def __init__(
@@ -43,7 +41,7 @@ class Loop:
         stories: bool = False,
         **options,
     ):
-        # bad options end here, not in the first reply
+        # raise an error for bad options now, not in the first reply
         sample(np.zeros(1), np.random.default_rng(0), **options)
         self.chat, self.write, self.tokens, self.seed, self.options = chat, write, tokens, seed, options
         self.no_story = "" if stories else None
@@ -77,12 +75,12 @@ class Loop:
                 self.write(piece)
         except KeyboardInterrupt:
             self.write(" ...")
-        self.story = story  # only now: a refused story must not replace the one before
+        self.story = story  # set only now, because a story that is too long must not replace the one before
         self.write("\n")
         if lost := self.chat.forgotten - forgotten:
             context = self.chat.model.config.context
             turns = "an earlier turn is" if lost == 1 else f"{lost} earlier turns are"
-            self.write(f"(the model reads {context} tokens at a time: {turns} forgotten)\n")
+            self.write(f"(the model reads at most {context} tokens, so {turns} forgotten)\n")
 
     def _end_conversation(self):
         if self.chat.turns:
@@ -129,12 +127,12 @@ class Loop:
 
 
 def _taken(name):
-    """Whether no new file can have this name. Path.exists() hides the system's errors since Python 3.14."""
+    """Return whether a new file cannot have this name. Since Python 3.14, Path.exists() hides the system's errors."""
     try:
         os.stat(name)
     except (FileNotFoundError, NotADirectoryError):  # a missing folder is reported when the file is written
         return False
-    except (OSError, ValueError):  # the name is too long or holds a NUL
+    except (OSError, ValueError):  # the name is too long or has a NUL
         return True
     return True
 

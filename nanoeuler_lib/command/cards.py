@@ -1,4 +1,4 @@
-"""`--gpus N`: run the command as N processes of Open MPI's mpirun, and show their errors once."""
+"""Implement `--gpus N`: run the command as N processes of Open MPI's mpirun and show each error once."""
 
 import os
 import shutil
@@ -23,36 +23,32 @@ OPTIONS = {  # by default Open MPI refuses root, and more processes than cores
 
 
 def group(cards: int | None) -> Group | None:
-    """Return the processes that a launcher started, one process for --gpus 1, or None without --gpus.
+    """Return the group of processes that a launcher started, or a group of one for --gpus 1; None without --gpus.
 
-    Ends them with one line where a launcher started a different number than --gpus.
+    If a launcher started a different number of processes than --gpus says, end them with a one-line message.
     """
     if not started_by_launcher():
         return None if cards is None else Group()
     found = Group.world()
     if cards not in (None, found.size):
-        found.end(f"--gpus must be the {found.size} processes that the launcher started, got {cards}")
+        found.end(f"--gpus must be {found.size}, the number of processes that the launcher started, got {cards}")
     return found
 
 
 def needs_launcher(cards: int | None) -> bool:
-    """Return whether --gpus needs processes that no launcher has started.
-
-    Raises NanoEulerError for a number that no run can have.
-    """
+    """Return whether no launcher has started processes for --gpus. Raises NanoEulerError unless it is 1, 2, 4 or 8."""
     if cards not in (None, 1, 2, 4, 8):
         raise NanoEulerError(f"--gpus must be 1, 2, 4 or 8, got {cards}")
     return cards not in (None, 1) and not started_by_launcher()
 
 
 def launch(cards: int, words: Sequence[str]) -> int:
-    """Run the command with these words as `cards` processes; return the exit code.
+    """Run the command with these words as `cards` processes, and return the exit code.
 
     Each Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 adds a byte to a file that all processes watch (`group.Watch`): the first
-    stops the run after its step, the second ends it at once. The signals are not left to mpirun, because it does not
-    forward them on every machine: hwloc's OpenCL plugin may load PoCL into it, whose LLVM takes the handler of SIGUSR1.
-    Of standard error, only the command's first line is shown, without what mpirun adds. Raises NanoEulerError where
-    there is no mpirun.
+    one stops the run after its step, the second one ends it at once. mpirun cannot be trusted to forward the signals,
+    because hwloc's OpenCL plugin may load PoCL into it, whose LLVM replaces the handler of SIGUSR1. Only the first line
+    of the command's errors is shown, without the lines that mpirun adds. Raises NanoEulerError if mpirun is not found.
     """
     installed = Path(sys.executable).with_name("mpirun")
     mpirun = str(installed) if installed.exists() else shutil.which("mpirun")
@@ -73,17 +69,14 @@ def launch(cards: int, words: Sequence[str]) -> int:
                 ours = True
         code = process.wait()
     fault = (code not in (0, 1) and not ours) or any(line.startswith("Traceback") for line in lines)
-    if fault and not asked:  # a bug, or an error of mpirun; 1: a check failed
+    if fault and not asked:  # a bug, or an error of mpirun; code 1 only means that a check failed
         sys.stderr.writelines(lines)
     return 130 if asked and code else 2 if ours else code
 
 
 @contextmanager
 def _asked(requests):
-    """Collect the signals received in a list; each also adds a byte to a file.
-
-    A second SIGHUP does not count, because a shell that ends sends one after the terminal did.
-    """
+    """Collect received signals, and add a byte to a file for each; a shell may repeat SIGHUP, so one counts."""
     asked = []
 
     def ask(number, frame):

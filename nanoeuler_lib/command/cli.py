@@ -1,4 +1,4 @@
-"""The `nanoeuler` command: each subcommand is one function below; `arguments` says what its options mean."""
+"""The `nanoeuler` command, with one function for each subcommand; `arguments` defines and explains the options."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def tokenizer_train(args):
     from nanoeuler_lib.text.tokenizer import Tokenizer, find_merges, merges_for
 
     expect_new(args.out)
-    merges_for(args.vocab, ())  # a size that cannot be is told before the text is read
+    merges_for(args.vocab, ())  # raise an error for an impossible size before reading the text
     if not args.json:
         size = sum(os.path.getsize(file) for file in args.data if file.is_file()) / 1e6
         packed = any(file.suffix in (".xz", ".gz", ".parquet") for file in args.data)
@@ -62,14 +62,14 @@ def tokenizer_decode(args):
         try:
             ids.append(int(word))
         except ValueError:
-            raise NanoEulerError(f"token id is {short(word)}, expected a whole number") from None
+            raise NanoEulerError(f"token id must be an integer, got {short(word)}") from None
         if not 0 <= ids[-1] < tokenizer.vocab_size:
-            raise NanoEulerError(f"token id is {short(ids[-1])}, expected 0 to {tokenizer.vocab_size - 1}")
+            raise NanoEulerError(f"token id must be 0 to {tokenizer.vocab_size - 1}, got {short(ids[-1])}")
     if args.json:
         _print(args, {"text": tokenizer.decode(ids)})
     elif sys.stdout.isatty():
         print(printable(tokenizer.decode(ids)))
-    else:  # byte for byte what was encoded
+    else:  # exactly the bytes that were encoded
         _write_bytes(tokenizer.decode_bytes(ids))
 
 
@@ -78,7 +78,7 @@ def corpus_konigsberg(args):
 
     _not_negative(args, "seed")
     if args.bytes < 1:
-        raise NanoEulerError(f"--bytes is {args.bytes}, expected at least 1")
+        raise NanoEulerError(f"--bytes must be at least 1, got {args.bytes}")
     if args.out is None:
         sys.stdout.write(konigsberg.corpus(args.bytes, args.seed) + "\n" * sys.stdout.isatty())
         return
@@ -97,7 +97,7 @@ def corpus_konigsberg(args):
     _print(
         args,
         facts,
-        f"the source itself needs {bits:.4f} bits per byte of it: on average, no model needs fewer",
+        f"floor: {bits:.4f} bits per byte under the source itself; on average, no model can be better",
     )
 
 
@@ -117,11 +117,11 @@ def corpus_fetched(args):
     lines += [f"dropped: {count:,}, {why}" for why, count in report["dropped"].items()]
     lines += [f"skipped: {name}" for name in report["skipped"]]
     lines += [f"note: {note}" for note in report["notes"]]
-    lines += [f"which, and why: {args.out / 'documents.jsonl'}; files and hashes: {args.out / 'report.json'}"]
+    lines += [f"documents with reasons: {args.out / 'documents.jsonl'}; files and hashes: {args.out / 'report.json'}"]
     lines += [f"licence: {report['licence']}"]
     train, *valid = (args.out / name for name in report["parts"])
     if train.suffix == ".jsonl":
-        lines += [f"teach a model: nanoeuler sft --data {train} --run RUN"]
+        lines += [f"fine-tune a model on it: nanoeuler sft --data {train} --run RUN"]
     else:
         held_out = f" --valid {valid[0]}" if valid else ""
         lines += [f"train on it: nanoeuler train --data {train}{held_out} --run RUN"]
@@ -151,7 +151,7 @@ def train(args):
 
 
 def _on_cards(args, command, work):
-    """Do this command's work: here alone, or as one of the processes that --gpus asks for."""
+    """Do a command's work in this process, or start the processes of --gpus, or work as one of them."""
     from nanoeuler_lib.command import cards
     from nanoeuler_lib.engine.data_parallel import tried
 
@@ -167,8 +167,8 @@ def _train_here(args, group):
     if args.resume:
         if args.base:
             raise NanoEulerError(
-                "--resume goes on with a run on its own text, --from begins a new one with the model of another: "
-                "expected one of them"
+                "--resume and --from must not be combined: --resume continues a run on its own text, --from begins a "
+                "new run with another run's model"
             )
         _resume(args, "train", [*SHAPE, "preset", "tokenizer", "precision"], group)
     else:
@@ -178,7 +178,7 @@ def _train_here(args, group):
 
 
 def _resume(args, command, fixed, group=None):
-    """Go on with a run of `train`, `sft`, `dpo` or `grpo`. fixed: options whose values the run keeps."""
+    """Resume a run of `train`, `sft`, `dpo` or `grpo`. fixed: options that must not be given, because they are kept."""
     from nanoeuler_lib.command import sources
     from nanoeuler_lib.training import loop
 
@@ -197,7 +197,6 @@ def _resume(args, command, fixed, group=None):
 
 
 def _begin_training(args, group):
-    """Begin a run, with a new model or with that of another run."""
     from nanoeuler_lib.command import sources
     from nanoeuler_lib.engine.device import choose
     from nanoeuler_lib.text.shards import Shards
@@ -207,7 +206,7 @@ def _begin_training(args, group):
     for option in ("data", "run"):
         if getattr(args, option) is None:
             begun = f"--from {args.base} " if args.base else ""
-            raise NanoEulerError(f"--{option} is missing, expected {begun}--data FILE --run FOLDER, or --resume FOLDER")
+            raise NanoEulerError(f"--{option} is required: give {begun}--data FILE --run FOLDER, or --resume FOLDER")
     run_folder.expect_new(args.run)
     given = {**_numbered("text", args.data), **_numbered("valid", args.valid)}
     files = {name: path and os.path.abspath(path) for name, path in given.items()}
@@ -232,7 +231,7 @@ def _begin_training(args, group):
 def replay(args):
     first, _, last = args.steps.partition(":")
     if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-        raise NanoEulerError(f"--steps is {short(args.steps)}, expected two steps, the lower first, as in 40:50")
+        raise NanoEulerError(f"--steps must be two steps, the lower one first, as in 40:50, got {short(args.steps)}")
     return _on_cards(args, "replay", lambda group: _replay_here(args, int(first), int(last), group))
 
 
@@ -245,17 +244,14 @@ def _replay_here(args, first, last, group):
     if group is None or group.rank == 0:
         lines = [f"step {row['step']}: {', '.join(row['differs'])}" for row in rows if row["differs"]]
         hashes = sum("hash" in row for row in rows)
-        what = f"{len(rows)} steps from the checkpoint of step {start} on, losses, norms and {hashes} hashes of weights"
-        lines += [f"{args.run}: {what}: {'as in the log' if good else 'NOT as in the log'}"]
+        what = f"{len(rows)} steps from the checkpoint of step {start}, losses, norms and {hashes} hashes of weights"
+        lines += [f"{args.run}: {what}: {'same as in the log' if good else 'NOT the same as in the log'}"]
         _print(args, {"from": start, "same": good, "steps": rows}, "\n".join(lines))
     return 0 if good else 1
 
 
 def _model_to_train(args, of_shards):
-    """The shape, the tokenizer (None: to be trained) and the model to begin with (a checkpoint; None: a new one).
-
-    of_shards: the tokenizer that shards bring with them.
-    """
+    """Return a model's shape, its tokenizer (None: train one) and its initial checkpoint (None: a new model)."""
     from nanoeuler_lib.text.tokenizer import Tokenizer
     from nanoeuler_lib.training import checkpoint
 
@@ -263,16 +259,18 @@ def _model_to_train(args, of_shards):
     if args.base:
         if given := [*_given(args, ["preset", "tokenizer"]), *changes]:
             option = given[0].replace("_", "-")
-            raise NanoEulerError(f"--from takes shape and tokenizer from {args.base}, got also --{option}")
+            raise NanoEulerError(
+                f"--{option} must not be given with --from, which takes shape and tokenizer from {args.base}"
+            )
         base = checkpoint.load(args.base)
         if of_shards and of_shards.__reduce__() != base.tokenizer.__reduce__():
             raise NanoEulerError(
-                f"--data is {args.data[0]}, shards of another tokenizer than {base.path}: expected shards made with "
+                f"--data must be shards with the tokenizer of {base.path}, got {args.data[0]}: make them with "
                 f"--tokenizer {base.path / 'tokenizer.json'}"
             )
         return base.model.config, base.tokenizer, base
     if args.tokenizer and of_shards:
-        raise NanoEulerError(f"--data is {args.data[0]}, shards with a tokenizer in them: expected no --tokenizer")
+        raise NanoEulerError(f"--tokenizer must not be given with shards, because {args.data[0]} has a tokenizer")
     tokenizer = of_shards or (Tokenizer.load(args.tokenizer) if args.tokenizer else None)
     if tokenizer and "vocab_size" not in changes:
         changes["vocab_size"] = tokenizer.vocab_size
@@ -280,7 +278,7 @@ def _model_to_train(args, of_shards):
 
 
 def _read_data(files):
-    """What `train` learns from and is measured on: texts and a text, or shards and a list of them; None: a share."""
+    """Read training and validation data: texts and a text, or shards and a list; None: to be held out."""
     from nanoeuler_lib.text.data import files_of, read_text
     from nanoeuler_lib.text.shards import Shards
 
@@ -288,22 +286,24 @@ def _read_data(files):
     texts = [path for name, path in files.items() if name.startswith("text")]
     if folders := [path for path in texts if os.path.exists(os.path.join(path, "shards.json"))]:
         if len(texts) > 1:
-            raise NanoEulerError(f"--data names {len(texts)}, {folders[0]} among them: expected one folder of shards")
+            raise NanoEulerError(
+                f"--data must name only one folder if it has shards, got {len(texts)}, among them {folders[0]}"
+            )
         return Shards(folders[0]), [Shards(path) for path in valid] or None
     if len(valid) > 1:
-        raise NanoEulerError(f"--valid is given {len(valid)} times, expected one text, or shards")
+        raise NanoEulerError(f"--valid must be given at most once, except for shards, got {len(valid)} texts")
     parts = tuple(read_text(file) for path in texts for file in files_of(path))
     return parts, read_text(valid[0]) if valid else None
 
 
 def _numbered(name, paths):
-    """Files by the names under which a run keeps them: valid, valid_2, ..."""
+    """Return paths by their names in a run's header: valid, valid_2, ..."""
     names = [name, *(f"{name}_{number}" for number in range(2, len(paths or ()) + 1))]
     return dict(zip(names, paths or [None], strict=True))
 
 
 def _in_steps(value, config, context):
-    """A setting; if it was given in tokens, the number of steps, rounded up. config: says how many rows a step has."""
+    """Return a setting, converted to steps (rounded up) if it was given in tokens. config: has the rows per step."""
     if not isinstance(value, arguments.Tokens):
         return value
     return -(-value // (config.batch * config.accumulate * context))
@@ -320,8 +320,8 @@ def report(args):
 
 @contextmanager
 def _drawing():
-    """Matplotlib writes files here; it asks for that when it is imported."""
-    asked = os.environ.get("MPLBACKEND")  # a notebook hands on its own, which may not be there
+    """Have Matplotlib write to files in the block; it reads MPLBACKEND when it is imported."""
+    asked = os.environ.get("MPLBACKEND")  # inherited from a notebook, it may name a backend that is not installed
     os.environ["MPLBACKEND"] = "agg"
     try:
         yield
@@ -335,13 +335,13 @@ def generate(args):
     from nanoeuler_lib.text.data import SEPARATOR
 
     if not 1 <= args.samples <= 1_000_000:
-        raise NanoEulerError(f"--samples is {args.samples}, expected 1 to 1000000")
+        raise NanoEulerError(f"--samples must be 1 to 1000000, got {args.samples}")
     options, prompt, checkpoint = _sampling(args), _prompt(args), _checkpoint(args)
     options |= {name: getattr(args, name) for name in ("propose", "repetition_penalty")}
     options["stop"] = [_utf8(text) for text in args.stop]
     if cut := unread(checkpoint.model, checkpoint.tokenizer, prompt):
-        read = f"the model reads {checkpoint.model.config.context} tokens at a time"
-        Voice(sys.stderr).line(f"the first {cut:,} tokens of the prompt are left out: {read}")
+        read = f"the model reads at most {checkpoint.model.config.context} tokens"
+        Voice(sys.stderr).line(f"the first {cut:,} tokens of the prompt are left out, because {read}")
     samples = []
     for seed in range(options.pop("seed"), args.seed + args.samples):
         pieces = []
@@ -357,13 +357,12 @@ def generate(args):
 
 
 def _prompt(args):
-    """What `generate` continues: the words of the command line, or a file without the line end that closes it."""
     from nanoeuler_lib.text.data import read_blocks
 
     if args.prompt_file is None:
         return _utf8(args.prompt)
     if args.prompt:
-        raise NanoEulerError("--prompt-file stands beside a prompt, expected one of them")
+        raise NanoEulerError("--prompt-file must not be combined with a prompt")
     text = _stdin_text() if args.prompt_file == "-" else "".join(read_blocks(args.prompt_file))
     return text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
 
@@ -404,10 +403,10 @@ def answers(args):
     rows = answers.rows(key)
     about = {"pairs": args.pairs, "told": args.told, "seed": args.seed, "run": str(found.path), "rows": rows}
     answers.save(key, args.out, found.tokenizer, about)
-    lines = [f"{'method':22} depth  bits a place  of the gap closed"]
-    lines += [f"{row['method']:22} {row['depth']:5}  {row['bits']:12.3f}  {row['closed']:17.2f}" for row in rows]
-    lines += [f"the model itself: {rows[0]['unedited']:.3f} on the story, {rows[0]['best']:.3f} on its twin"]
-    lines += [f"{args.out}: {args.pairs} pairs to learn from, {args.pairs} that are scored"]
+    lines = [f"{'method':22} depth  bits per position  gap closed  p(new name)  p(old name)"]
+    lines += ["{method:22} {depth:5}  {bits:17.3f}  {closed:10.2f}  {new:11.2f}  {old:11.2f}".format(**r) for r in rows]
+    lines += [f"the unedited model: {rows[0]['unedited']:.3f} on the story, {rows[0]['best']:.3f} on its twin"]
+    lines += [f"{args.out}: {args.pairs} pairs to learn from, {args.pairs} pairs to score"]
     _print(args, {"out": str(args.out)} | about, "\n".join(lines))
 
 
@@ -415,7 +414,7 @@ def export(args):
     from nanoeuler_lib import formats
 
     left = formats.export(args.run, args.to, args.out)
-    lines = [f"{args.out}: written for {FORMATS[args.to]}", *(f"left behind: {what}" for what in left)]
+    lines = [f"{args.out}: written for {FORMATS[args.to]}", *(f"left out: {what}" for what in left)]
     _print(args, {"out": str(args.out), "to": args.to, "left": left}, "\n".join(lines))
 
 
@@ -424,8 +423,8 @@ def release(args):
         from nanoeuler_lib.formats.release import release
 
         blank = release(args.run, args.out, args.to or (), args.corpus or ())
-    lines = [f"{args.out}: what one publishes of {args.run}; check it: python {args.out / 'check.py'}"]
-    lines += [f"to be filled in, {args.out / line}" for line in blank]
+    lines = [f"{args.out}: files for publishing {args.run}; check them: python {args.out / 'check.py'}"]
+    lines += [f"fill in: {args.out / line}" for line in blank]
     _print(args, {"out": str(args.out), "blank": blank}, "\n".join(lines))
 
 
@@ -438,7 +437,7 @@ def import_(args):
     _print(args, facts, line)
 
 
-# the command, and under what its runs keep source, number and seed
+# command -> the name under which the header of its runs has the source, number and seed of the data
 TAUGHT = {"sft": "examples", "dpo": "pairs", "grpo": "questions"}
 DPO_LOSS = ["beta", "label_noise", "robust"]
 
@@ -454,7 +453,8 @@ def _begin_sft(args):
 
     if args.last_turn and (args.data or sources.KONIGSBERG) in sources.NAMES:
         raise NanoEulerError(
-            "--last-turn is for dialogues of your own, expected --data FILE too: a story stands in the first turn"
+            "--last-turn needs --data FILE with your own dialogues, because in the generated ones the story is in the "
+            "first turn"
         )
     config, base, source, info = _to_teach(args, "examples", SFT_DEFAULTS, SFT_DATA_SEED, "konigsberg-small")
     info |= {} if source[0] in sources.NAMES else {"turns": "last" if args.last_turn else "windows"}
@@ -497,7 +497,7 @@ def _begin_grpo(args):
 
 
 def _teach(args, command, fixed, begin):
-    """Begin a run of `sft`, `dpo` or `grpo`, or go on with one. fixed: its options that a run keeps."""
+    """Begin or resume a run of `sft`, `dpo` or `grpo`. fixed: options that must not be given with --resume."""
     began = time.perf_counter()
     if args.resume:
         _resume(args, command, [TAUGHT[command], "data_seed", "base", "precision", *fixed])
@@ -507,35 +507,32 @@ def _teach(args, command, fixed, begin):
 
 
 def _on_the_cpu(args, command):
-    """Refuse --device and --precision of a GPU."""
+    """Raise NanoEulerError if --device or --precision asks for a GPU."""
     from nanoeuler_lib.engine.device import choose
 
     if args.device not in (None, "auto", "cpu"):
         raise NanoEulerError(f"--device must be cpu for {command}, got {short(args.device)}")
     args.device = "cpu"
     if not args.resume:
-        choose("cpu", args.precision)  # refuses the precisions of a GPU
+        choose("cpu", args.precision)  # raises for a precision that only a GPU has
 
 
 def _to_teach(args, what, defaults, data_seed, base=None):
-    """The settings, the model to begin with, the source of what to learn, and what a new run keeps.
-
-    what: the option that says how many of its data to take; base: a model of the package, if there is a default one.
-    """
+    """Return the settings, the initial checkpoint, the source of the data, and the info for a new run's header."""
     from nanoeuler_lib.command import sources
     from nanoeuler_lib.training import checkpoint, run_folder
 
     if args.run is None:
-        raise NanoEulerError("--run is missing, expected --run FOLDER, or --resume FOLDER")
+        raise NanoEulerError("--run is required: give --run FOLDER, or --resume FOLDER")
     run_folder.expect_new(args.run)
     config = TrainConfig(**defaults | _given(args, TRAINING))
     _check_workers(args)
     for name in (what, "data_seed"):
         if (value := getattr(args, name)) is not None and not 0 <= value < 2**53:
-            raise NanoEulerError(f"--{name.replace('_', '-')} is {value}, expected 0 to 2^53 - 1")
+            raise NanoEulerError(f"--{name.replace('_', '-')} must be 0 to 2^53 - 1, got {value}")
     if not (args.base or base):
         raise NanoEulerError(
-            "--base is missing, expected a run that was taught routes: nanoeuler sft --data konigsberg-routes --run RUN"
+            "--base is required: give a run trained on routes (nanoeuler sft --data konigsberg-routes --run RUN)"
         )
     name, seed = args.data or sources.KONIGSBERG, data_seed if args.data_seed is None else args.data_seed
     source = name, getattr(args, what) or 0, seed
@@ -545,21 +542,21 @@ def _to_teach(args, what, defaults, data_seed, base=None):
 
 
 def _files_of(run, args, command):
-    """The paths of the files that a run of this command learns from, and the head of its latest checkpoint."""
+    """Return the paths of the data files of a run of this command, and the header of its latest checkpoint."""
     from nanoeuler_lib.command import sources
     from nanoeuler_lib.training import checkpoint, run_data
 
     head, kind = checkpoint.read_head(run), TAUGHT.get(command)
     info = head["info"]
     if head["train"] is None or run_data.kind_of(info) != kind or (kind and kind not in info):
-        raise NanoEulerError(f"{run}: was not begun by nanoeuler {command}, expected one of its runs")
+        raise NanoEulerError(f"{run}: must be a run of nanoeuler {command}, got a different kind of run")
     data = getattr(args, "data", None)
     given = {"data": [data] if kind and data else data, "valid": getattr(args, "valid", None)}
     return run_data.files_of(info, given, sources.NAMES), head
 
 
 def _came_out(run, began, what):
-    """The last lines of a training: results, and how to look at them. If nobody takes these lines, that is no error."""
+    """Print the results of a training run, and commands to look at it. It is not an error if nobody reads them."""
     from nanoeuler_lib.training import checkpoint
     from nanoeuler_lib.training.journal import duration
     from nanoeuler_lib.training.monitor import MEASURES, measured, percent
@@ -568,13 +565,13 @@ def _came_out(run, began, what):
     head, out = checkpoint.read_head(run), Voice(sys.stdout)
     try:
         log = read_log(run)
-    except NanoEulerError as error:  # the run is whole without it
+    except NanoEulerError as error:  # the run is usable without its log
         log = []
         out.line(f"warning: {error}")
     warnings = sum("warning" in entry for entry in log)
     warned = f", {warnings} {'warning' if warnings == 1 else 'warnings'}" if warnings else ""
     measure, spent = measured(head["info"]), duration(time.perf_counter() - began)
-    validation = f"; validation {head['info'][measure]:.4f} {MEASURES[measure]}" if measure else ""
+    validation = f"; validation loss {head['info'][measure]:.4f} {MEASURES[measure]}" if measure else ""
     validation += "".join(f", {name} {part:.4f}" for name, part in head["info"].get("valid_sets", {}).items())
     if seen := [entry["seen"] for entry in log if "seen" in entry]:
         units = {"examples": "replies", "pairs": "pairs", "questions": "questions"}
@@ -583,7 +580,7 @@ def _came_out(run, began, what):
     out.line(f"{run}: done, {head['step']:,} steps, {spent} this time{validation}{warned}")
     best = Path(run) / "checkpoints" / checkpoint.BEST
     if best.is_dir() and (step := checkpoint.read_head(best)["step"]) != head["step"]:
-        out.line(f"the best by validation is of step {step:,}: {best}")
+        out.line(f"the checkpoint with the lowest validation loss is that of step {step:,}: {best}")
     out.line(f"look at it: nanoeuler report {run}")
     out.line(f"{what} {run}")
 
@@ -601,8 +598,8 @@ def chat(args):
     loop = Loop(conversation, _say, args.tokens, stories=stories, **options)
     interactive = sys.stdin.isatty()
     if interactive:
-        with suppress(ImportError):  # not on Windows: there lines cannot be edited
-            import readline  # noqa: F401  input() uses it: arrow keys, earlier lines
+        with suppress(ImportError):  # Windows has no readline, so lines cannot be edited there
+            import readline  # noqa: F401  makes the arrow keys work in input()
         if stories:
             print("This model knows stories from Königsberg and a few questions about each, and nothing else.")
         print("Ask, or /story for a story and its questions, or /help. Ctrl-D ends, Ctrl-C stops a reply.")
@@ -611,7 +608,7 @@ def chat(args):
             line = _utf8(input("> " if interactive else ""))
         except EOFError:
             return
-        except (NanoEulerError, UnicodeDecodeError) as error:  # a line that is not UTF-8 ends no conversation
+        except (NanoEulerError, UnicodeDecodeError) as error:  # a line that is not UTF-8 must not end the chat
             _say(f"{error}\n")
             continue
         except KeyboardInterrupt:
@@ -624,7 +621,7 @@ def chat(args):
 
 
 def _say(text):
-    """Print a model's text: to a terminal without control codes, to a pipe as it is."""
+    """Print a model's text, without control characters if the output is a terminal."""
     print(printable(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
@@ -651,7 +648,6 @@ def check(args):
 
 
 def _check_engine(args, device):
-    """Compare the engine's gradients with the reference's."""
     from nanoeuler_lib.model import gradcheck
 
     rows, definition = gradcheck.check_engine(device.place, device.precision), gradcheck.DEFINITION_ENGINE
@@ -682,12 +678,14 @@ def diagnose(args):
 def break_(args):
     try:
         from nanoeuler_book.drills import breaks
-    except ImportError:  # a broken copy leaves it out
-        raise NanoEulerError("this is a broken copy, expected the installed command: nanoeuler break") from None
+    except ImportError:  # copies with a planted bug do not contain this module
+        raise NanoEulerError("nanoeuler break must be run from the installed package, not from a broken copy") from None
 
     chosen = [args.seed is not None, args.hand_in is not None, isinstance(args.reveal, Path)]
     if sum(chosen) != 1 or (args.out and (args.seed is None or args.reveal)):
-        raise NanoEulerError("expected --seed N [--out FOLDER], --hand-in FOLDER, --reveal FOLDER or --seed N --reveal")
+        raise NanoEulerError(
+            "give one of --seed N [--out FOLDER], --hand-in FOLDER, --reveal FOLDER, or --seed N --reveal"
+        )
     if args.hand_in:
         right, text = breaks.hand_in(args.hand_in)
         print(text)
@@ -697,7 +695,7 @@ def break_(args):
         print(f"seed {seed}: {breaks.reveal(bug)}", end="")
         return 0
     out = breaks.plant(args.seed, args.out)
-    print(f"{out}: a copy of the package with one bug in it; begin with {out / 'README.md'}")
+    print(f"{out}: a copy of the package with one bug; begin with {out / 'README.md'}")
     return 0
 
 
@@ -720,7 +718,7 @@ def info(args):
     from nanoeuler_lib.model.plan import shapes
 
     if args.run and args.also:
-        raise NanoEulerError(f"info takes one run, got {args.run} and --run {args.also}")
+        raise NanoEulerError(f"info takes only one run, got {args.run} and --run {args.also}")
     if run := args.run or args.also:
         from nanoeuler_lib.training.checkpoint import load
 
@@ -740,7 +738,7 @@ def info(args):
     ]
     lines += [
         f"model: {_shown(config.to_dict())}",
-        f"parameters: {size:,}, {4 * size / 1e6:,.1f} MB as float32; training keeps four times that",
+        f"parameters: {size:,}, {4 * size / 1e6:,.1f} MB as float32; training needs four times as much",
         f"buffers: {buffers / 1e6:,.1f} MB for a row of {config.context} tokens and its gradient",
     ]
     lines += [f"training: {_shown(facts['train'])}"] if "train" in facts else []
@@ -750,7 +748,7 @@ def info(args):
 
 
 def _shown(value):
-    """A fact as people read it, a table as its names and numbers."""
+    """Return a value as readable text; a dict becomes a list of names and values."""
     if isinstance(value, dict):
         value = ", ".join(f"{name.replace('_', ' ')} {one}" for name, one in value.items())
     return one_line(str(value))
@@ -761,32 +759,28 @@ def _count(shapes):
 
 
 def _given(args, names):
-    """The options that stand on the command line."""
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
 def _only_resume(args, names):
-    """Refuse settings that a run keeps. names: its command's, beside those of every training."""
+    """Raise NanoEulerError for options that must not be given with --resume; names: those besides the settings."""
     fixed = [*(name for name in TRAINING if name not in CHANGEABLE), *names, "run", "workers"]
     if given := list(_given(args, fixed)):
         base, names = ("--from", CHANGEABLE) if args.function is train else ("--base", CHANGEABLE[:-1])
         *some, last = map(arguments.option, names)
         raise NanoEulerError(
-            f"--resume takes its settings from the run, got also {arguments.option(given[0])}: only "
+            f"{arguments.option(given[0])} must not be given with --resume, which takes it from the run: only "
             f"{', '.join(some)} and {last} may change; {base} {args.resume} begins a new run with its model"
         )
 
 
 def _check_workers(args):
     if args.workers is not None and not 1 <= args.workers <= 4096:
-        raise NanoEulerError(f"--workers is {args.workers}, expected 1 to 4096")
+        raise NanoEulerError(f"--workers must be 1 to 4096, got {args.workers}")
 
 
 def _checkpoint(args, default="konigsberg-small"):
-    """The checkpoint that --run or --model names, or a default one, with its model on the device asked for.
-
-    Without --device that is the CPU: one token after another of a small model is faster there.
-    """
+    """Load the checkpoint of --run, --model or the default; by default on the CPU, where small models are faster."""
     from nanoeuler_lib.engine.device import choose
     from nanoeuler_lib.training.checkpoint import load
 
@@ -798,11 +792,10 @@ def _checkpoint(args, default="konigsberg-small"):
 
 
 def _folder(args, default):
-    """The folder that --run names, or that of a model of the package."""
     from nanoeuler_lib.training.checkpoint import pretrained
 
     if args.run and args.model is not None:
-        raise NanoEulerError("--model stands beside --run, expected one of them")
+        raise NanoEulerError("--model must not be combined with --run")
     return args.run or pretrained(default if args.model is None else args.model)
 
 
@@ -821,24 +814,21 @@ def _sampling(args):
 def _not_negative(args, *names):
     for name in names:
         if (value := getattr(args, name)) is not None and value < 0:
-            raise NanoEulerError(f"--{name.replace('_', '-')} is {value}, expected 0 or more")
+            raise NanoEulerError(f"--{name.replace('_', '-')} must be 0 or more, got {value}")
 
 
 def _stdin_text():
-    """All of standard input, with its line ends as they are."""
+    """Read all of standard input as UTF-8, with its line ends unchanged."""
     stream = getattr(sys.stdin, "buffer", sys.stdin)
     content = stream.read()
     try:
         return content.decode() if isinstance(content, bytes) else content
     except UnicodeDecodeError as error:
-        raise NanoEulerError(f"standard input: byte {error.start} is not UTF-8, expected UTF-8 text") from None
+        raise NanoEulerError(f"standard input: must be UTF-8 text, but byte {error.start} is not UTF-8") from None
 
 
 def _utf8(text):
-    """The text of an argument or a line; refused if it holds bytes that are not UTF-8.
-
-    Under a locale such as POSIX, Python has decoded the bytes as something else; they are UTF-8.
-    """
+    """Decode an argument again as UTF-8, because Python decodes it differently under a locale such as POSIX."""
     try:
         return os.fsencode(text).decode()
     except (UnicodeEncodeError, UnicodeDecodeError):
@@ -846,7 +836,7 @@ def _utf8(text):
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise NanoEulerError(f"text: character {error.start} is not UTF-8, expected UTF-8 text") from None
+        raise NanoEulerError(f"text: must be UTF-8, but character {error.start} is not UTF-8") from None
     return text
 
 
@@ -859,7 +849,7 @@ def _write_bytes(content):
 
 
 def _progress(items, what, unit):
-    """The items, with a bar on standard error where that is a terminal."""
+    """Iterate over items, with a progress bar if standard error is a terminal."""
     from tqdm import tqdm
 
     return tqdm(items, what, unit=f" {unit}", disable=None, leave=False, file=Voice(sys.stderr))
@@ -879,14 +869,14 @@ COMMANDS = {
 
 
 def parser() -> arguments.Parser:
-    """The argument parser of the `nanoeuler` command."""
+    """Return the argument parser of the `nanoeuler` command."""
     return arguments.parser(COMMANDS)
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run the command. Returns its exit code: 0, 1 (a check failed), 2 (bad input) or 130 (stopped from outside)."""
+    """Run the command and return its exit code: 0, 1 (a check failed), 2 (bad input) or 130 (stopped by a signal)."""
     _prepare_streams()
-    if os.getpid() == 1:  # of a container: the system gives that one no signal which it has not asked for
+    if os.getpid() == 1:  # in a container, process 1 gets only the signals for which it has set a handler
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         try:
@@ -897,7 +887,7 @@ def main(words: list[str] | None = None) -> int:
         except SystemExit as end:  # --help, --version
             args, code = None, end.code or 0
         lost = _flush()
-        if lost and getattr(args, "function", None) not in (train, sft, dpo, grpo):  # their result is the run's folder
+        if lost and getattr(args, "function", None) not in (train, sft, dpo, grpo):  # they write to a folder
             return _fail(f"standard output: {lost}")
         return code
     except NanoEulerError as error:
@@ -923,8 +913,8 @@ def main(words: list[str] | None = None) -> int:
         if "start new thread" not in str(error):
             raise
         return _fail(
-            "the system starts no further thread or process for this user or container: expected a higher limit "
-            "(ulimit -u, --pids-limit), or fewer --workers"
+            "the system cannot start another thread or process for this user or container: raise the limit "
+            "(ulimit -u, --pids-limit), or use fewer --workers"
         )
 
 
@@ -936,13 +926,13 @@ def _fail(error):
 
 
 def _flush():
-    """Write out what was printed. Returns why standard output does not take it; "" if it does or its reader is gone."""
+    """Flush the output streams. Returns why standard output failed; "" if it did not, or if its reader is gone."""
     lost = ""
     for stream in (sys.stderr, sys.stdout):
         try:
             stream.flush()
         except (OSError, ValueError) as error:  # ValueError: it was closed
-            with suppress(OSError, ValueError):  # else Python tries again when it ends, and its exit code is 120
+            with suppress(OSError, ValueError):  # otherwise Python would flush again at exit, with exit code 120
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             if stream is sys.stdout and not isinstance(error, BrokenPipeError):
                 lost = getattr(error, "strerror", None) or str(error)
@@ -950,13 +940,13 @@ def _flush():
 
 
 def _prepare_streams():
-    """Open the standard streams that the process was started without, and choose their encodings."""
+    """Open the standard streams that the process was started without, and set their encodings."""
     for name, access, mode in (("stdin", os.O_RDWR, "r"), ("stdout", os.O_RDONLY, "w"), ("stderr", os.O_RDWR, "w")):
-        if getattr(sys, name) is None:  # its number is free, and the next file to be opened would get it
-            setattr(sys, name, open(os.open(os.devnull, access), mode))  # O_RDONLY: to print is an error
+        if getattr(sys, name) is None:  # otherwise the next file to be opened would get its descriptor
+            setattr(sys, name, open(os.open(os.devnull, access), mode))  # O_RDONLY, so that printing is an error
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ü gets a ? for it, a file gets UTF-8
+    if isinstance(sys.stdout, io.TextIOWrapper):  # files get UTF-8; a terminal that has no ü shows ?
         sys.stdout.reconfigure(errors="replace", **({} if sys.stdout.isatty() else {"encoding": "utf-8"}))
 
 

@@ -1,4 +1,4 @@
-"""Generate examples, pairs, questions and verifiers by the names stored in run headers."""
+"""Functions that return examples, pairs, questions and verifiers for the names that options and run headers use."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ STORIES, PAIRS, HELD_OUT = 10_000, 2000, 200
 
 
 def verifiers() -> dict[str, Callable]:
-    """Return the verifiers by name: the first one tells the truth, the others are flawed on purpose."""
+    """Return the verifiers by name; the first one is correct, the others are flawed on purpose."""
     import konigsberg
 
     names = "route_reward", "route_reward_hackable", "route_reward_brief"
@@ -22,11 +22,11 @@ def verifiers() -> dict[str, Callable]:
 def examples(
     source: str | Path, count: int = 0, seed: int = 0, valid_fraction: float = 0.1
 ) -> tuple[list[Example], list[Example], str]:
-    """Examples to train on, examples held out, and the template they are in; the same for the same arguments.
+    """Return examples to train on, examples held out, and their template; the arguments determine them.
 
-    source: "konigsberg" for `count` stories of this seed (0: 10,000) with their questions as the corpus asks them, or
-    "konigsberg-reworded" for the same in many wordings, with stories of the next seed held out; "konigsberg-routes" for
-    `count` (0: 2,000) questions after a route, each with a right answer; or a file (`sft.examples_of`).
+    source: "konigsberg" for `count` stories (0: 10,000) with questions in the words of the corpus,
+    "konigsberg-reworded" for many wordings (both hold out stories of the next seed); "konigsberg-routes" for `count`
+    (0: 2,000) answered questions about a route; or a file (`sft.examples_of`), of which `valid_fraction` is held out.
     """
     from konigsberg.tasks import route_sets
     from nanoeuler_book.town import konigsberg_examples, route_examples
@@ -42,10 +42,9 @@ def examples(
 def pairs(
     source: str | Path, count: int = 0, seed: int = 0, valid_fraction: float = 0.1
 ) -> tuple[list[Pair], list[Pair]]:
-    """Pairs to train on and pairs held out; the same for the same arguments.
+    """Return pairs to train on and pairs held out; the arguments determine them.
 
-    source: "konigsberg" for a true and a wrong reason to each of `count` stories of this seed (0: 2,000), with stories
-    of the next seed held out; or a file (`preferences.pairs_of`).
+    source: "konigsberg" for `count` (0: 2,000) stories, the next seed's held out; or a file (`preferences.pairs_of`).
     """
     from nanoeuler_book.town import konigsberg_pairs
 
@@ -55,14 +54,14 @@ def pairs(
 
 
 def questions(source: str, count: int = 0, seed: int = 0, valid_fraction: float = 0.1) -> tuple[list, list]:
-    """Routes to find, to learn from and held out (`route_sets`), whatever the source and the share held out."""
+    """Return questions about routes, to train on and held out (`route_sets`); source and valid_fraction are unused."""
     from konigsberg.tasks import route_sets
 
     return route_sets(count, seed)
 
 
 def floor(text: str) -> float | None:
-    """Bits per byte that the source of a text needs: known for stories from Königsberg, None for other text."""
+    """Return the bits per byte of a text under its source, for stories from Königsberg; None for other text."""
     import konigsberg
 
     try:

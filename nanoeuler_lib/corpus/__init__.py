@@ -1,18 +1,18 @@
-"""Text to train on from elsewhere: books, web pages, instructions, fetched, cleaned, each document once.
+"""Make a training corpus from published texts: download books, web pages or instructions, clean and deduplicate them.
 
     out/
-        train.txt, valid.txt    documents, divided by the line <|endoftext|>; whole ones are held out
-        train.txt               shakespeare: `nanoeuler train` holds out its end
-        examples.jsonl          alpaca, dolly: what `nanoeuler sft` reads, which holds out some itself
-        documents.jsonl         a line for each document: its name and bytes, where it went, why it was dropped
-        report.json             files with their hashes, licence, counts
+        train.txt, valid.txt    documents, separated by the line <|endoftext|>; whole documents are held out
+        train.txt               shakespeare: only this file; `nanoeuler train` holds out its end
+        examples.jsonl          alpaca, dolly: input of `nanoeuler sft`, which holds out some examples itself
+        documents.jsonl         one line per document: its name and size, its file, or why it was dropped
+        report.json             files with their hashes, the licence, counts
 
-A corpus goes one way: `registry` says where its files are, `fetch` brings them, `documents` reads them (`gutenberg`
-knows the books), `dedup` finds what was there before, and here they are written. The folder appears when it is whole:
-what stops before that, a cut connection, a full disk or a kill, leaves no corpus, and the files fetched so far.
+`registry` lists the files of each corpus, `fetch` downloads them, `documents` reads them (with `gutenberg` for books),
+`dedup` finds duplicates, and this module writes the result. `nanoeuler corpus` calls it. The folder appears only when
+it is complete: a lost connection, a full disk or a kill leaves no corpus, but the files downloaded so far are kept.
 
-Which documents are held out is decided by each one's name and the seed alone: more documents, or fewer, move none. Of
-a prepared corpus that is decided, and no document is dropped.
+Only a document's name and the seed decide whether it is held out, so adding or removing documents moves no others. A
+prepared corpus comes with its own split, and none of its documents is dropped. Chapter 31.
 """
 
 import hashlib
@@ -53,21 +53,21 @@ def make(
     quiet: bool = False,
     follow: Callable[[Iterable[Document]], Iterable[Document]] = lambda stream: stream,
 ) -> dict:
-    """Make a corpus in a new folder, and return what its report.json holds.
+    """Make a corpus in a new folder, and return the content of its report.json.
 
-    name: of the registry; out: folder to make; downloads: where files are kept, in a folder of the corpus's name; have:
-    folder of files one has; size: bytes of text after which to stop (None: all); seed: of what is held out and of the
-    comparison; valid_fraction: about this share of the documents is held out; skip: files to do without, by name or
-    number; quiet: nothing but what came out; follow: may show the documents as they go by.
-    Raises NanoEulerError when an argument is none of these, a file cannot be had or is not what it should be, the disk
-    takes no more, or a part has no document.
+    name: a corpus of the registry; out: the new folder; downloads: folder for downloaded files, with a subfolder per
+    corpus; have: folder with files that you already have; size: stop after so many bytes of text (None: use all); seed:
+    for held-out documents and for deduplication; valid_fraction: approximate fraction of documents to hold out; skip:
+    names or numbers of files to leave out; quiet: show no progress; follow: receives the iterable of documents, for
+    example to show progress. Raises NanoEulerError if an argument is invalid, a file cannot be downloaded or is not the
+    expected one, the disk is full, or train.txt or valid.txt would have no document.
     """
     if name not in corpora():
-        raise NanoEulerError(f"corpus is {short(name)}, expected one of {', '.join(corpora())}")
+        raise NanoEulerError(f"corpus must be one of {', '.join(corpora())}, got {short(name)}")
     if size is not None and size < 1:
-        raise NanoEulerError(f"--bytes is {size}, expected at least 1")
+        raise NanoEulerError(f"--bytes must be at least 1, got {size}")
     if not 0 <= valid_fraction < 1:
-        raise NanoEulerError(f"--valid-fraction is {valid_fraction}, expected 0 or more, and less than 1")
+        raise NanoEulerError(f"--valid-fraction must be at least 0 and less than 1, got {valid_fraction}")
     corpus = corpora()[name]
     files, skipped = _without(corpus, list(skip))
     notes, used = [], []
@@ -89,7 +89,7 @@ def make(
 
 
 def _report(corpus: Corpus, writer, size, skipped, notes, used):
-    """Return what report.json holds. size: bytes of text that were asked for; used: files, and how each was fetched."""
+    """Return the content of report.json. size: requested bytes of text; used: pairs of a file and its `Fetched`."""
     return {
         "corpus": corpus.name, "about": corpus.about, "licence": corpus.licence, "source": corpus.source,
         "nanoeuler": __version__, "seed": writer.seed, "valid_fraction": writer.fraction, "bytes_asked_for": size,
@@ -103,24 +103,21 @@ def _report(corpus: Corpus, writer, size, skipped, notes, used):
 
 
 def _without(corpus: Corpus, skip):
-    """The corpus's files without the skipped ones, and the names of the skipped ones."""
     names = {file.name: file.name for file in corpus.files}
     names |= {str(file.number): file.name for file in corpus.files if file.number is not None}
     for word in skip:
         if word not in names:
             known = did_you_mean(word, names)
-            raise NanoEulerError(f"--skip names {short(word)}, expected a file of {corpus.name}{known}")
+            raise NanoEulerError(f"--skip must name a file of {corpus.name}, got {short(word)}{known}")
     left_out = {names[word] for word in skip}
     return [file for file in corpus.files if file.name not in left_out], sorted(left_out)
 
 
 class _Writer:
-    """Writes the documents that are of use into their parts, and a line on each."""
-
     def __init__(self, folder, name, seed, valid_fraction):
         lines = READERS[name] is documents.examples
         self.seed, self.fraction = seed, valid_fraction
-        self.seen = dedup.Seen(seed, near=not lines)  # two questions on one long passage are two
+        self.seen = dedup.Seen(seed, near=not lines)  # two questions about the same long passage are not duplicates
         file, *ends = ("examples.jsonl", "", "\n") if lines else ("train.txt", SEPARATOR)
         self.train = _Part(folder / file, *ends)
         divided = valid_fraction or READERS[name] is documents.prepared
@@ -134,19 +131,15 @@ class _Writer:
 
     def __exit__(self, *exception):
         for part in (*self.texts, self.lines):
-            with suppress(OSError):  # of a full disk, which has been told
+            with suppress(OSError):  # a full disk has already been reported
                 part.file.close()
 
     @property
     def bytes(self):
-        """Of the texts written so far."""
         return sum(part.text for part in self.texts)
 
     def fill(self, documents, size):
-        """Write documents until the texts have `size` bytes (None: all of them); return whether they have.
-
-        Raises NanoEulerError where a part stays empty. The files are closed.
-        """
+        """Write documents until the texts have `size` bytes (None: all); return whether they do. Closes the files."""
         for document in documents:
             self.add(document)
             if size is not None and self.bytes >= size:
@@ -168,7 +161,7 @@ class _Writer:
         self.lines.write(to_json(facts))
 
     def _reason(self, document):
-        """Why a document is dropped, in general and in particular; nothing if it is not."""
+        """Return why a document is dropped, as a general and a specific reason; both are "" if it is kept."""
         if document.fault:
             return document.fault, ""
         if not document.text.strip():
@@ -185,19 +178,19 @@ class _Writer:
         return "nearly an earlier one", f"nearly {twin.name}: similarity {twin.similarity:.2f}"
 
     def expect_parts(self):
-        """Refuse a corpus with an empty part, and close the files."""
+        """Check that no file of documents is empty, and close the files."""
         for part in self.texts:
             if part.documents == 0:
                 count = sum(other.documents for other in self.texts)
                 raise NanoEulerError(
-                    f"{part.path.name} has none of {count} documents, expected one or more: "
-                    "another --valid-fraction or --seed"
+                    f"{part.path.name} must have at least one of the {count} documents, got none: "
+                    "use a different --valid-fraction or --seed"
                 )
         for part in (*self.texts, self.lines):
             part.file.close()
 
     def parts(self):
-        """What was written, by the names of the files."""
+        """Return number of documents, bytes and SHA-256 of each file of documents, by its name."""
         return {
             path.name: {"documents": part.documents, "bytes": path.stat().st_size, "sha256": sha256(path)}
             for part, path in ((part, part.path) for part in self.texts)
@@ -205,7 +198,7 @@ class _Writer:
 
 
 class _Part:
-    """A file of documents: what divides them, what ends each; counts of documents and of bytes of text."""
+    """A file of documents, with text between documents and after each one; counts documents and bytes of text."""
 
     def __init__(self, path, between="", after=""):
         self.path, self.between, self.after = path, between.encode(), after.encode()
@@ -220,6 +213,9 @@ class _Part:
 
 
 def held_out(name: str, seed: int, fraction: float) -> bool:
-    """Whether the document of this name is held out for validation: a draw by seed and name decides."""
+    """Return whether the document of this name is held out: a random choice fixed by seed and name.
+
+    fraction: approximate fraction of documents that are held out. Chapter 31.
+    """
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64

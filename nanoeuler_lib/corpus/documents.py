@@ -1,4 +1,4 @@
-"""The documents of each corpus, one by one, from files that a `Fetcher` gives."""
+"""Read the documents of each corpus one by one, from files that a `Fetcher` provides."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +17,10 @@ Get = Callable[..., Fetched]  # Fetcher.get
 
 @dataclass(frozen=True)
 class Document:
-    """A document: name, text, what else is known, what is written if not the text, and why it is of no use.
+    """Hold a document: its name and text, and what to do with it.
 
-    held: whether it is held out, where that is decided by who prepared the corpus.
+    about: further facts for documents.jsonl; written: written instead of the text, if not None; fault: why the document
+    is useless, or ""; held: whether the publisher of a prepared corpus holds it out, None for other corpora.
     """
 
     name: str
@@ -31,32 +32,36 @@ class Document:
 
 
 def books(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Iterator[Document]:
-    """The books without what Project Gutenberg put around them. note: called with what could not be verified."""
+    """Yield books without the header and licence that Project Gutenberg adds.
+
+    get: `Fetcher.get`; files: of the corpus; note: called with a text if the end of a book cannot be verified. Raises
+    NanoEulerError if a file is not the expected book or was cut short.
+    """
     for file in files:
         local = get(file, lambda path, fetched, file=file: _book(path, fetched, file))
         book = _book(local.path, False, file)
         if not book.closed:
-            note(f"{local.path}: nothing closes the book; if its end were missing, this would not be seen")
+            note(f"{local.path}: has no end marker or licence, so a missing end of the book would not be noticed")
         yield Document(file.name, book.text, {"title": file.title, "author": file.author})
 
 
 def _book(path, fetched, file):
-    """The book of a file; a fetched one must be closed by a marker or a licence, since it may have been cut."""
+    """Return the book in a file; a downloaded file may be cut off, so it must have an end marker or a licence."""
     book = gutenberg.strip(gutenberg.decode(_content(path)))
     gutenberg.expect_title(book, file.title, file.author)
     size = len(book.text.encode())
     if fetched and not book.closed:
-        raise NanoEulerError(f"holds {size:,} bytes of a book and no end marker, expected one: it was cut")
+        raise NanoEulerError(f"must have an end marker, got {size:,} bytes of a book without one: the file was cut off")
     if 2 * size < file.bytes:
-        raise NanoEulerError(f"holds {size:,} bytes of a book, expected about {file.bytes:,}")
+        raise NanoEulerError(f"must hold about {file.bytes:,} bytes of a book, got {size:,}")
     return book
 
 
 def web(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Iterator[Document]:
-    """The pages of parquet files, a row group in memory at a time; the next file is fetched when one is used up."""
+    """Yield pages of parquet files, each downloaded when needed. Arguments as `books`, errors as `sources.pages`."""
     need("`nanoeuler corpus`", "pyarrow", PACKAGES)
     for file in files:
-        local = get(file, lambda path, fetched: next(pages(path), None))  # looks at its columns
+        local = get(file, lambda path, fetched: next(pages(path), None))  # checks its columns
         for number, page in enumerate(pages(local.path)):
             name, url = str(page.get("id") or f"{file.name}:{number}"), page.get("url")
             text = (page["text"] or "").replace("\r\n", "\n").replace("\r", "\n").strip()
@@ -64,7 +69,7 @@ def web(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Itera
 
 
 def examples(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Iterator[Document]:
-    """Instructions with answers, as `nanoeuler sft` reads them: each is written as one line of JSON."""
+    """Yield instructions as lines of JSON, for `nanoeuler sft`. Arguments as `books`, errors as `read_examples`."""
     for file in files:
         local = get(file, lambda path, fetched: read_examples(path))
         for number, (_, value) in enumerate(json_values(local.path), 1):
@@ -75,13 +80,13 @@ def examples(get: Get, files: Sequence[File], note: Callable[[str], object]) -> 
 
 
 def whole(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Iterator[Document]:
-    """Files that are one document each, byte for byte."""
+    """Yield each file as one document, unchanged. The arguments are those of `books`."""
     for file in files:
         yield Document(file.name, _content(get(file).path).decode())
 
 
 def prepared(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Iterator[Document]:
-    """The documents of two files that are ready: those to train on, and those that are held out."""
+    """Yield the documents of two prepared files, for training and held out. The arguments are those of `books`."""
     for file, held in zip(files, (False, True), strict=True):
         text = _content(get(file).path).decode()
         for number, document in enumerate(data.documents(text), 1):

@@ -1,8 +1,9 @@
-"""Fetch the files of a corpus: each whole and checked under its name, or one line that says why not.
+"""Download the files of a corpus: each is complete and checked before it gets its name, or an error explains why not.
 
-A file of the Hugging Face Hub is unfinished as .NAME.HASH.partial, which the next call resumes; others are in .pooch/
-and started over. huggingface_hub's hf_hub_download starts a file over after a kill, so http_get, which does its work
-and can resume, is called here; HF_ENDPOINT may name a mirror. pooch fetches from all other addresses.
+An unfinished file from the Hugging Face Hub is called .NAME.HASH.partial, and the next call resumes it. Unfinished
+files from other addresses are in .pooch/ and are downloaded again. We call huggingface_hub's http_get, which can
+resume, because hf_hub_download starts again after a kill. HF_ENDPOINT may name a mirror of the Hub. pooch downloads
+from all other addresses.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ from nanoeuler_lib.text.sources import UNPACKING, need, opened
 PACKAGES = "pooch huggingface_hub pyarrow"
 AGENT = {"User-Agent": f"nanoeuler/{__version__} (a book about language models)"}
 HUB = "https://huggingface.co"
-REASONS = {  # words of requests and httpx, and what they mean; the first that is found counts
+REASONS = {  # patterns in errors of requests and httpx, and their meanings; the first match is used
     r"HTTP 407|^407 |failed: 407": "the proxy of HTTPS_PROXY asks for a password (407)",
     r"^[45]\d\d |Tunnel connection failed": "the proxy of HTTPS_PROXY refuses the connection",
     "failed to resolve|name resolution|service not known|getaddrinfo": "the name does not resolve",
@@ -42,7 +43,7 @@ REASONS = {  # words of requests and httpx, and what they mean; the first that i
 
 @dataclass(frozen=True)
 class Fetched:
-    """A file that is here: its path, where it comes from, and the size and SHA-256 of its content, unpacked."""
+    """Describe a local file: its path, its origin, and the size and SHA-256 of its decompressed content."""
 
     path: Path
     url: str
@@ -51,17 +52,17 @@ class Fetched:
 
 
 class Fetcher:
-    """Fetch files into a folder into which no other process is fetching. Use it in a `with` statement.
+    """Download files into a folder, which it locks against other processes. Use it in a `with` statement.
 
-    folder: made if it is missing; have: a folder of files one has, searched first; pause: seconds between two files
-    from one host; quiet: no progress bars. Raises NanoEulerError when `have` is no folder or `folder` cannot be
-    written or is in use.
+    folder: created if it is missing; have: a folder with files that you already have, searched first; pause: seconds
+    between two downloads from the same host; quiet: show no progress bars. Raises NanoEulerError if `have` is not a
+    folder, or if `folder` cannot be written or is in use.
     """
 
     def __init__(self, folder: Path, have: Path | None = None, pause: float = 0.0, quiet: bool = False):
         self.folder, self.have, self.pause, self.asked = Path(folder), have and Path(have), pause, set()
         if self.have and not self.have.is_dir():
-            raise NanoEulerError(f"{self.have}: no such folder, expected one of files to take")
+            raise NanoEulerError(f"{self.have}: no such folder")
         self.bar = partial(tqdm, file=Voice(sys.stderr), leave=False, disable=True if quiet else None)
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -76,11 +77,11 @@ class Fetcher:
         self.lock.close()
 
     def get(self, file: File, check: Callable[[Path, bool], object] = lambda path, fetched: None) -> Fetched:
-        """Return the file: from the folder of files one has, from an earlier call, or from its first good address.
+        """Return a file: from the folder `have`, from an earlier call, or from the first address that works.
 
-        check: raises NanoEulerError for a file that is not what it should be; it is given a path and whether the file
-        comes from an address now, where a cut may have shortened it. Raises NanoEulerError when no address gives the
-        file, with the reason for each, or the disk is full.
+        check: a function of the file's path and of whether it was downloaded just now, so that it may be cut off; it
+        raises NanoEulerError if the file is not the expected one. Raises NanoEulerError if no address provides the
+        file, with the reason for each, or if the disk is full.
         """
         for name in (f"{name}{end}" for name in (file.name, *file.names) for end in ("", ".xz") if self.have):
             if (path := self.have / name).is_file():
@@ -103,37 +104,37 @@ class Fetcher:
                 sync(part)
                 os.replace(part, path)
                 return replace(found, path=path, url=url)
-            except NanoEulerError as error:  # it came, and is not the file
+            except NanoEulerError as error:  # the download is not the expected file
                 part.unlink()
                 failures.append(str(error))
             except Exception as error:  # the errors of requests and of httpx have no base in common
-                if isinstance(error, OSError) and error.errno:  # theirs have no number
+                if isinstance(error, OSError) and error.errno:  # network errors have no errno
                     raise NanoEulerError(f"{self.folder}: cannot be written ({error.strerror})") from None
                 failures.append(f"{host}: {_reason(error)}")
         raise NanoEulerError(
             f"{file.name}: cannot be fetched: {'; '.join(failures) or 'it has no address'}. "
-            f"A folder that holds it or {file.name}.xz is taken with --from FOLDER"
+            f"If a folder has it, or {file.name}.xz, use --from FOLDER"
         )
 
     def _from_web(self, url, name):
-        """Fetch from an address with pooch. Returns the unfinished file's path, and no hash."""
+        """Download from an address with pooch. Returns the path of the unfinished file, and no hash."""
         import pooch
 
         pooch.get_logger().setLevel("WARNING")
-        bar = self.bar(desc=name, total=1, unit="B", unit_scale=True)  # without a total it has no truth value
+        bar = self.bar(desc=name, total=1, unit="B", unit_scale=True)  # tqdm has no truth value without a total
         download = pooch.HTTPDownloader(progressbar=bar, timeout=(15, 60), headers=AGENT)
         one = {"registry": {name: None}, "urls": {name: url}}
         site = pooch.create(self.folder / ".pooch", "", retry_if_failed=1, **one)
         return Path(site.fetch(name, downloader=download)), ()
 
     def _from_hub(self, url, name):
-        """Fetch from the Hub what earlier calls have not. Returns the unfinished file's path and the Hub's SHA-256."""
+        """Download the rest of a file from the Hub. Returns the path of the unfinished file and the Hub's SHA-256."""
         from huggingface_hub import get_hf_file_metadata
         from huggingface_hub.file_download import http_get
 
         headers = AGENT | {"Accept-Encoding": "identity"}
         facts = get_hf_file_metadata(url, headers=headers)
-        tag = re.sub(r"\W", "", facts.etag or "")  # of a large file its SHA-256
+        tag = re.sub(r"\W", "", facts.etag or "")  # for a large file, its SHA-256
         part = self.folder / f".{name}.{tag}.partial"
         with open(part, "ab") as out:
             shown = {"displayed_filename": name, "tqdm_class": self.bar}
@@ -142,7 +143,6 @@ class Fetcher:
 
 
 def _checked(path, shown, allowed, check, fetched=False):
-    """Return a file that passes its check as Fetched; the message of one that does not names it as `shown`."""
     try:
         with open(path, "rb") as file:
             if re.match(rb"\s*<(!doctype )?html", file.read(100), re.IGNORECASE):
@@ -159,7 +159,6 @@ def _checked(path, shown, allowed, check, fetched=False):
 
 
 def _reason(error):
-    """Say in a few words why a download failed."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     text = f"HTTP {status} {responses.get(status, '')}" if status else str(error)
     return next((why for words, why in REASONS.items() if re.search(words, text, re.I)), one_line(text, 200))

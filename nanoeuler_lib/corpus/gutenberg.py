@@ -1,9 +1,9 @@
-"""A book of Project Gutenberg without the header, licence and credits around it.
+"""Extract a book from a Project Gutenberg file: remove the header, licence and credits around it.
 
-Since 1991 the files have changed their form many times, so nothing is taken for granted: a file has a start marker or
-the "Small Print!" of the 1990s or neither, an end marker or only a licence or nothing, in UTF-8 or cp1252, with any
-line ends, markers broken over lines or stuck to the text. What is cut away is decided by markers and by sentences that
-no novel holds. If sentences of the licence are left after that, the file is refused: its form is not known here.
+The format of these files has changed many times since 1991. A file may have a start marker, the "Small Print!" of the
+1990s, or neither; an end marker, only a licence, or nothing. It is in UTF-8 or cp1252, with any line ends, and a marker
+may be broken over lines or joined to the text. Markers, and sentences that do not occur in novels, determine what is
+removed. If sentences of the licence are left after that, the file has an unknown format and is refused.
 """
 
 import re
@@ -14,13 +14,13 @@ from nanoeuler_lib.errors import NanoEulerError, short
 
 
 def _pattern(text: str, flags: int = 0) -> re.Pattern:
-    """A pattern that ignores case. A space in it stands for any white space: lines are broken anywhere."""
+    """Compile a pattern that ignores case; a space in it matches any white space, since lines may break anywhere."""
     return re.compile(text.replace(" ", r"\s+"), re.IGNORECASE | flags)
 
 
 OF_GUTENBERG = r"\s*OF\s*(?:TH(?:E|IS)\s*)?PROJECT\s*GUTENBERG"
-# Stars are looked at from the first of a run on, and what is taken is kept (++): a run costs no more than its length.
-# They are of the marker's own line: those that close a book stand in a line above it.
+# A match starts at the first star of a run and never gives stars back (++), so the time is linear in the run's length.
+# The stars must be in the marker's own line; a line of stars above it belongs to the book.
 STARS = r"(?<!\*)\*++[^\S\n]*+"
 START = _pattern(rf"{STARS}START{OF_GUTENBERG}")
 END = _pattern(
@@ -32,7 +32,7 @@ SMALL_PRINT_ENDS = _pattern(
     r"\*\s*END\s*\**\s*THE SMALL PRINT!?[^\n]*\n?"
 )
 
-# A licence begins with one of these where a book has no end marker. A book that still holds LEFT_OVER is refused.
+# In a book without an end marker, the licence begins with one of these. A book that still has LEFT_OVER is refused.
 LICENCE = _pattern(
     rf"(?:{STARS})?+(?:START\s*+\**+:?+\s*+(?:THE SMALL PRINT|FULL LICENSE)|THE FULL PROJECT GUTENBERG|"
     r"Updated editions will replace the previous one|Creating the works from (?:public domain )?print editions|"
@@ -40,7 +40,7 @@ LICENCE = _pattern(
     r"A Word from Project Gutenberg|(?:Section 1\. )?General Terms of Use (?:and|&) Redistributing Project)|"
     r"^[^\w\n]*+The Legal Small Print[^\w\n]*+$", re.MULTILINE,
 )  # fmt: skip
-# A book may hold these words, too: with them a licence begins at a paragraph's start, if more of it follows soon.
+# These words may also occur in a book, so they begin a licence only at the start of a paragraph, with more of it near.
 DOUBTFUL = _pattern(r"\W*(?:Updated|Creating)")
 OF_A_LICENCE = _pattern(r"Project Gutenberg|electronic works")
 LEFT_OVER = _pattern(
@@ -48,7 +48,7 @@ LEFT_OVER = _pattern(
     r"START\s*+\**+:?+\s*+FULL LICENSE|gutenberg\.(?:org|net)/licen[sc]e|almost no restrictions whatsoever"
 )
 
-# Paragraphs at the top of a file: of a header without a start marker, and of people who made the transcription.
+# Paragraphs at the top of a file: a header without a start marker, and the names of the transcribers.
 HEADER = _pattern(
     r"Project Gutenberg|^\W*(?:Title|Author|Translator|Illustrator|Editor|Contributor|Posting Date|Release Date|"
     r"Last Updated|Most recently updated|Edition|Language|Credits|Character set encoding|Original publication)\s*:|"
@@ -59,7 +59,7 @@ CREDITS = _pattern(
     r"^\W*(?:This (?:e-?book|e-?text|file) was )?(?:E-?(?:book|text) )?"
     r"(?:produced|prepared|transcribed|scanned|digitized|proofread|typed)\b[^\n]{0,60}(?:\n[^\n]{0,30})?\b(?:by|from)\b"
 )
-# Notes between header and book: titles of the file, its other forms, who transcribed and how, in brackets and boxes.
+# Notes between header and book: titles of the file, its other formats, transcribers' notes, in brackets and boxes.
 TRANSCRIBER = r"(?:Transcriber|Redactor)(?:['’]?s?|s['’]) (?:Foot)?notes?\b"
 NOTES = _pattern(
     rf"^\W*(?:This is )?(?:The )?Project Gutenberg(?:['’]s)? E-?(?:book|text)|^\W*E-?(?:book|text) #\d+|"
@@ -76,7 +76,7 @@ PARAGRAPH = re.compile(r"\s*+((?:[^\S\n]*+\S[^\n]*+(?:\n|\Z))++)")
 
 @dataclass(frozen=True)
 class Book:
-    """A book's text; the header that stood before it; whether an end marker or a licence closed it, or nothing did."""
+    """Hold a book's text, the header before it, and whether an end marker or a licence followed it (`closed`)."""
 
     text: str
     header: str
@@ -87,29 +87,30 @@ CP1252 = {code: bytes([code]).decode("cp1252", errors="ignore") or chr(code) for
 
 
 def decode(data: bytes) -> str:
-    """The text of a file in UTF-8, with or without its mark, or in cp1252; with line feeds at the ends of lines.
+    """Decode a file in UTF-8, with or without a byte-order mark, or in cp1252. Line ends become line feeds.
 
-    Raises NanoEulerError for UTF-8 with a byte in it that is none: read as cp1252 every quotation mark would be three.
+    Raises NanoEulerError for UTF-8 text with an invalid byte. Reading it as cp1252 would turn each of its quotation
+    marks into three characters.
     """
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if b"\xe2\x80" in data:
             byte = data[error.start]
-            raise NanoEulerError(f"byte {error.start} is 0x{byte:02x}, expected UTF-8 as before it") from None
+            raise NanoEulerError(f"must be UTF-8 throughout, got 0x{byte:02x} at byte {error.start}") from None
         text = data.decode("latin-1").translate(CP1252)
     return text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\x1a")  # DOS closed its files with ^Z
 
 
 def strip(text: str) -> Book:
-    """The book in a file of Project Gutenberg. text: as `decode` gives it.
+    """Extract the book from the text of a Project Gutenberg file. text: the result of `decode`.
 
-    Raises NanoEulerError when nothing is left, the file holds two books, or sentences of the licence are left.
+    Raises NanoEulerError if no book is found, the file contains two books, or sentences of the licence are left.
     """
     begin, marked = _begin(text)
     end = END.search(text, begin)
     if end and START.search(text, end.end()):
-        raise NanoEulerError("holds a second start marker behind its end marker, expected one book")
+        raise NanoEulerError("must hold one book, got a second start marker after the end marker")
     while end and (goes_on := _inner(text, end)):  # the end of a volume
         text = text[: end.start()] + text[goes_on:].lstrip("\n")
         end = END.search(text, begin)
@@ -130,18 +131,18 @@ def strip(text: str) -> Book:
     book = book.strip("\n")
     book = "\n".join(line.rstrip() for line in book.split("\n")).strip("\n")
     if not book.strip():
-        raise NanoEulerError("holds nothing between its header and its licence, expected a book")
+        raise NanoEulerError("must hold a book, got nothing between header and licence")
     if left := LEFT_OVER.search(book):
         number = book.count("\n", 0, left.start()) + 1
         raise NanoEulerError(
-            f"still has {short(left[0])} in line {number} of its book, expected none of the licence: "
-            "a form that is not known"
+            f"must have no words of the licence in its book, got {short(left[0])} in line {number} of it: "
+            "its format is unknown"
         )
     return Book(book, text[:begin], bool(end or licence))
 
 
 def _begin(text):
-    """Where the book begins, behind all that marks its start; and whether anything did."""
+    """Return where the book begins, after all markers of its start, and whether there was any marker."""
     begin, marked = 0, False
     while True:
         end = END.search(text, begin)
@@ -156,7 +157,7 @@ def _begin(text):
 
 
 def _behind_marker(text, start):
-    """Where a start marker ends: behind the stars that close it, in its paragraph; else at the end of its line."""
+    """Return where a start marker ends: after the closing stars in its paragraph, or at the end of its line."""
     paragraph = re.compile(r"\n[^\S\n]*\n|\Z").search(text, start.end()).start()
     if closing := re.compile(r"\*{2,}[^\S\n]*\n?").search(text, start.end(), paragraph):
         return closing.end()
@@ -165,7 +166,7 @@ def _behind_marker(text, start):
 
 
 def _in_footer(text, begin, closing, last, marked):
-    """Whether a "Small Print!" ends the book: nothing follows it or, after a start marker, less than precedes."""
+    """Return whether a "Small Print!" ends the book: no text follows or, given a start marker, less than precedes."""
     after = len(text[_after_notes(text, closing.end(), last) : last].strip())
     opening = SMALL_PRINT.search(text, begin, closing.start())
     before = len(text[begin : opening.start() if opening else closing.start()].strip())
@@ -173,10 +174,7 @@ def _in_footer(text, begin, closing, last, marked):
 
 
 def _inner(text, end):
-    """Where the text goes on behind an end line that does not end the book; 0 if it does.
-
-    Below it stand then, before any licence, words of another end line's book, or, without one, a thousand letters.
-    """
+    """Return where text continues after an end line that ends only a volume, or 0 if it ends the book."""
     line = PARAGRAPH.match(text, text.rfind("\n", 0, end.start()) + 1)
     at = line.end() if line else len(text)
     next_end = END.search(text, end.end())
@@ -187,7 +185,6 @@ def _inner(text, end):
 
 
 def _licence(text, begin, last):
-    """The place where the licence begins, as a match; None if there is none."""
     for found in LICENCE.finditer(text, begin, last):
         more = text[found.end() : min(last, found.end() + 2000)]
         paragraph = re.search(r"(?:\n[^\S\n]*\n|\A)\s*\Z", text[max(0, found.start() - 200) : found.start()])
@@ -197,7 +194,7 @@ def _licence(text, begin, last):
 
 
 def _after_notes(text, begin, last):
-    """Behind the notes from `begin` on; those under a heading of their own reach to two empty lines."""
+    """Return the end of the notes that start at `begin`; notes with a heading extend to two empty lines."""
     while True:
         if bracket := FIRST_IN_BRACKETS.match(text, begin, last):
             begin = bracket.end()
@@ -212,7 +209,7 @@ def _after_notes(text, begin, last):
 
 
 def _after_paragraphs(text, begin, last, pattern, most=None):
-    """Behind the paragraphs from `begin` on that match, at most so many."""
+    """Return the end of the paragraphs from `begin` on that match the pattern, at most `most` of them."""
     while most is None or most > 0:
         paragraph = PARAGRAPH.match(text, begin, last)
         if paragraph is None or not pattern.search(paragraph[1]):
@@ -222,10 +219,11 @@ def _after_paragraphs(text, begin, last, pattern, most=None):
 
 
 def expect_title(book: Book, title: str, author: str) -> None:
-    """Raise NanoEulerError if a book is another one than this, by the header's Title and Author.
+    """Raise NanoEulerError if a book does not have this title and author, by the Title and Author of its header.
 
-    Its title may be longer ("Frankenstein; Or, The Modern Prometheus"); articles at the beginning, accents, capitals
-    and apostrophes do not count. A header without these lines is searched as a whole, with the first page.
+    The title in the header may be longer ("Frankenstein; Or, The Modern Prometheus"). Articles at its start, accents,
+    capitals and apostrophes are ignored. If the header has no such lines, the whole header and the first page are
+    searched instead.
     """
     page = f"{book.header}\n{book.text[:2000]}"
     lines = {key: re.search(rf"{key}:\s*(\S[^\n]*(?:\n[^\S\n]+\S[^\n]*)*)", book.header) for key in ("Title", "Author")}
@@ -235,12 +233,12 @@ def expect_title(book: Book, title: str, author: str) -> None:
         if f" {wanted[key]} " not in f" {_words(text)} ":
             what = short(" ".join(text.split())) if line else f"no {key}"
             raise NanoEulerError(
-                f"its header has {what}, expected {title!r} by {author}: another book, or its number in the registry "
-                "is wrong"
+                f"its header must name {title!r} by {author}, got {what}: this is a different book, or the registry "
+                "has a wrong number"
             )
 
 
 def _words(text):
-    """Small letters and digits without accents, words divided by one space."""
+    """Return the words of a text in small letters without accents, separated by single spaces."""
     plain = unicodedata.normalize("NFKD", text.casefold()).replace("'", "").replace("’", "")
     return " ".join(re.findall(r"[^\W_]+", "".join(c for c in plain if not unicodedata.combining(c))))

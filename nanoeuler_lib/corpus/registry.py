@@ -1,4 +1,4 @@
-"""What `registry.toml` says of each corpus: its files, where they are, their hashes, its licence."""
+"""Read `registry.toml`, the list of corpora: their files with addresses and hashes, and their licences."""
 
 import tomllib
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class File:
-    """A file to fetch.
+    """Describe a file to download.
 
-    name: under which it is kept; urls: in this order; names: others it may have in a folder of files one has; sha256:
-    any of these will do, none if the publisher changes it; bytes: its size, None if not known; of a book that of its
-    text, about. number, title and author are a book's.
+    name: name of the downloaded file; urls: addresses, tried in this order; names: other names that it may have in a
+    folder given with --from; sha256: accepted hashes, none if the publisher changes the file; bytes: size of the file,
+    or None if unknown, and for a book the approximate size of its text; number, title, author: of a book.
     """
 
     name: str
@@ -27,7 +27,7 @@ class File:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus: its name, what it is, its licence, its home page, its files, and seconds between two from one host."""
+    """Describe a corpus and its licence; pause: seconds to wait between two downloads from the same host."""
 
     name: str
     about: str
@@ -39,7 +39,7 @@ class Corpus:
 
 @cache
 def corpora() -> dict[str, Corpus]:
-    """The corpora by name."""
+    """Return the corpora of the registry by name."""
     table = tomllib.loads((Path(__file__).parent / "registry.toml").read_text("utf-8"))
     return {name: _corpus(name, facts) for name, facts in table.items()}
 
@@ -51,7 +51,7 @@ def _corpus(name, facts):
 
 
 def _file(entry, urls, names):
-    """A file from its table, from its name, or a book from its row."""
+    """Return the `File` of an entry, which is a table, a name, or a row [number, title, author, bytes] of a book."""
     if isinstance(entry, str):
         entry = {"name": entry}
     if isinstance(entry, list):

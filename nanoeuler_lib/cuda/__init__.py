@@ -1,4 +1,4 @@
-"""CUDA C++ kernels on the GPU, or on the CPU when there is none: one text, one call, one answer.
+"""Compile and launch CUDA C++ kernels, on the GPU or, if there is none, on the CPU, with the same source and call.
 
     source = '''
     extern "C" __global__ void twice(const float* x, float* y, int n) {
@@ -11,9 +11,10 @@
     y = cuda.array_module().empty_like(x)
     kernels["twice"]((4,), (256,), (x, y, x.size))
 
-On the GPU CuPy compiles and launches. On the CPU the host's C++ compiler does (g++, clang, or `pip install ziglang`),
-and `runtime.cpp` runs the blocks over NumPy arrays; there every load and store is checked, unless `checked=False`
-asks for speed, and a bug raises `KernelError`, whose `Finding` names the kernel, block, thread and line.
+On the GPU, CuPy compiles and launches the kernels. On the CPU, the host's C++ compiler (g++, clang, or
+`pip install ziglang`) compiles them, and `runtime.cpp` runs the blocks over NumPy arrays. There every load and store
+is checked, unless `checked=False` asks for speed. A bug raises `KernelError`, whose `Finding` names the kernel, block,
+thread and line.
 """
 
 from cudacheck.findings import Finding

@@ -1,12 +1,11 @@
-"""Matrix products for the engine: cuBLASLt on the GPU, NumPy on the CPU, one call for both.
+"""Matrix products for the engine, by cuBLASLt on the GPU and by NumPy on the CPU, with the same call.
 
     launch = product(c, a, b, transpose_a=True, add=True)     # bound once
     launch()                                                  # c += a^T b
     product(d, a, b, alpha=2.0, plus=c, beta=-3.0)()          # d = 2 a b - 3 c
 
-Matrices are row-major, of float32 or of bfloat16 as its bits (uint16); sums are float32 in every case. Rows may lie
-further apart than they are long, as in a view of some columns. Arrays of three axes are stacks of matrices, all of
-which one launch multiplies.
+Matrices are row-major, in float32 or in bfloat16 stored as uint16; sums are always float32. Rows need not be adjacent,
+as in a view of some columns. An array with three axes is a stack of matrices, which one launch multiplies.
 """
 
 import ctypes
@@ -23,20 +22,20 @@ from nanoeuler_lib.errors import NanoEulerError
 
 
 def to_bfloat16(x: np.ndarray) -> np.ndarray:
-    """The bits (uint16) of the bfloat16 numbers nearest to float32 numbers; of two equally near, the even one."""
+    """Round float32 numbers to the nearest bfloat16 (ties to even) and return their bits as uint16."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     nearest = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(x), np.uint16(0x7FC0), nearest)
 
 
 def from_bfloat16(bits: np.ndarray) -> np.ndarray:
-    """The float32 numbers that bits of bfloat16 stand for."""
+    """Convert the bits (uint16) of bfloat16 numbers to float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 @dataclass(frozen=True)
 class Product:
-    """c = alpha op(a) op(b) + beta plus, ready to be called."""
+    """Compute c = alpha op(a) op(b) + beta plus when called, where op transposes or does nothing; see `product`."""
 
     c: Any
     a: Any
@@ -51,17 +50,17 @@ class Product:
 
     @property
     def add(self) -> bool:
-        """Whether it adds to what stands in c."""
+        """Whether the product is added to the present contents of c."""
         return self.plus is self.c
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """M, N, K."""
+        """The sizes (M, N, K) of the product [M, K] x [K, N]."""
         return *self.c.shape[-2:], self.a.shape[-2 if self.transpose_a else -1]
 
     @property
     def times(self) -> int:
-        """Products of one launch."""
+        """The number of products in one launch."""
         return 1 if self.c.ndim == 2 else len(self.c)
 
     def __str__(self):
@@ -83,7 +82,7 @@ class Product:
 
     @property
     def algorithm(self) -> str:
-        """What computes it, in words: of cuBLASLt's algorithm the numbers that name it, or NumPy."""
+        """The algorithm in words: the numbers that identify cuBLASLt's algorithm, or NumPy and its version."""
         if isinstance(self.c, np.ndarray):
             return f"NumPy {np.__version__}"
         return on_card(self.c.device.id).describe(self._launch.args[0])
@@ -103,29 +102,30 @@ def product(
     beta: float = 1.0,
     small_clusters: bool = False,
 ) -> Product:
-    """A launch of c = op(a) op(b), of c += op(a) op(b) with `add`, or of c = alpha op(a) op(b) + beta plus.
+    """Return a launch of c = op(a) op(b), of c += op(a) op(b) with `add`, or of c = alpha op(a) op(b) + beta plus.
 
-    Of stacks, each array has an axis [n] before these.
-    c: [M, N], float32 or of the type of a and b; a: [M, K], with transpose_a [K, M]; b: [K, N], with transpose_b
-    [N, K], both float32 or both bfloat16 (uint16); plus: [M, N], of the type of c, in other memory; tf32: float32 is
-    rounded to TF32 for tensor cores, on the GPU; small_clusters: of cuBLASLt's algorithms one whose blocks form the
-    smallest clusters. (On an H100 that another process used as well, its kernel with clusters of eight blocks ended
-    Muon's update with an illegal instruction, within seconds: nvjet_sm90_tst_64x80_64x11_4x2_h_bx_NNT in the dump.)
-    Raises NanoEulerError where shapes, types or strides do not fit.
+    c: [M, N], float32 or of the type of a and b; a: [M, K], or [K, M] with transpose_a; b: [K, N], or [N, K] with
+    transpose_b; both float32 or both bfloat16 (uint16). In a stack, each array has an axis [n] before these. plus:
+    [M, N], of the type of c, in other memory than c; tf32: on the GPU, round float32 to TF32 for tensor cores;
+    small_clusters: choose the algorithm of cuBLASLt with the smallest thread-block clusters. (On an H100 shared with
+    another process, a kernel with clusters of eight blocks crashed Muon's update with an illegal instruction within
+    seconds; the dump named nvjet_sm90_tst_64x80_64x11_4x2_h_bx_NNT.) Raises NanoEulerError if shapes, types or strides
+    do not fit.
     """
     rows, inner = a.shape[-1:-3:-1] if transpose_a else a.shape[-2:]
     deep, columns = b.shape[-1:-3:-1] if transpose_b else b.shape[-2:]
     stack = c.shape[:-2]
     if inner != deep or c.shape[-2:] != (rows, columns) or not (a.shape[:-2] == b.shape[:-2] == stack):
-        raise NanoEulerError(f"c [M, N] = a [M, K] b [K, N], got c {c.shape}, a {a.shape}, b {b.shape}")
+        raise NanoEulerError(f"shapes must be c [M, N] = a [M, K] b [K, N], got c {c.shape}, a {a.shape}, b {b.shape}")
     kinds = [str(x.dtype) for x in (c, a, b)]
     if kinds[1] not in ("float32", "uint16") or kinds[2] != kinds[1] or kinds[0] not in ("float32", kinds[1]):
-        raise NanoEulerError(f"a and b are both float32 or uint16, c of their type or float32, got {kinds}")
+        raise NanoEulerError(f"a and b must both be float32 or uint16, and c of their type or float32, got {kinds}")
     if plus is not None and (add or plus.shape != c.shape or plus.dtype != c.dtype):
-        raise NanoEulerError(f"plus is as c, {kinds[0]} {c.shape}, without add, got {plus.dtype} {plus.shape}")
+        got = f"{plus.dtype} {plus.shape}, add={add}"
+        raise NanoEulerError(f"plus must be {kinds[0]} {c.shape}, as c, and given without add, got {got}")
     for name, x in (("c", c), ("a", a), ("b", b), *((("plus", plus),) if plus is not None else ())):
         if x.strides[-1] != x.itemsize or x.strides[-2] < x.shape[-1] * x.itemsize:
-            raise NanoEulerError(f"the numbers of a row of {name} lie side by side, got strides {x.strides}")
+            raise NanoEulerError(f"the numbers of a row of {name} must be contiguous, got strides {x.strides}")
     return Product(c, a, b, transpose_a, transpose_b, c if add else plus, tf32, alpha, beta, small_clusters)
 
 
@@ -138,24 +138,24 @@ def _cpu(p: Product) -> None:
     p.c[...] = to_bfloat16(result) if p.c.dtype == np.uint16 else result
 
 
-# Of cuBLASLt, by their names there: cudaDataType, cublasComputeType_t, and attributes of a product and of a search.
+# Constants of cuBLASLt: cudaDataType, cublasComputeType_t, and attributes of a product, a layout and a search.
 TYPE = {"float32": 0, "uint16": 14}
 COMPUTE, COMPUTE_TF32, SCALE = 68, 77, TYPE["float32"]
 TRANSA, TRANSB = 3, 4
-BATCH_COUNT, BATCH_OFFSET = 5, 6  # of a layout: the matrices of a stack, and the numbers from one to the next
-MAX_WORKSPACE_BYTES, MIN_ALIGNMENT = 1, (5, 6, 7, 8)  # of A, B, C, D
-WORKSPACE = 32 << 20  # bytes, what NVIDIA advises for Hopper
-CANDIDATES = 8  # algorithms that cuBLASLt is asked for, in the order of its own estimate
-# of an algorithm, as uint32: its number, its tile, its splits of K, its stages
+BATCH_COUNT, BATCH_OFFSET = 5, 6  # of a layout: the matrices in a stack, and the distance of two in numbers
+MAX_WORKSPACE_BYTES, MIN_ALIGNMENT = 1, (5, 6, 7, 8)  # the alignments are those of A, B, C and D
+WORKSPACE = 32 << 20  # bytes, as NVIDIA recommends for Hopper
+CANDIDATES = 8  # algorithms that we ask cuBLASLt for; it returns them by its own estimate of their speed
+# attributes of an algorithm, uint32 each: its number, its tile, its splits of K, its pipeline stages
 WHICH = {"algorithm": 0, "tile": 1, "splits": 2, "stages": 6}
-# an algorithm's cluster, its blocks
+# the attribute for an algorithm's cluster shape, and the number of blocks for each of its values
 CLUSTER, BLOCKS = 8, {0: 1, 2: 1, 3: 2, 5: 2, 4: 4, 6: 4, 8: 4, 7: 8, 9: 8}
-# by card and version: which of them was the fastest (`gpu_products`)
+# by GPU and cuBLASLt version: the index of the candidate measured as the fastest (by `benchmarks/gpu_products.py`)
 CHOSEN = Path(__file__).with_name("products.json")
 
 
 class _Candidate(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t."""
+    """Mirror the C struct cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = (
         ("algorithm", ctypes.c_uint64 * 8), ("workspace", ctypes.c_size_t), ("state", ctypes.c_int),
@@ -164,7 +164,7 @@ class _Candidate(ctypes.Structure):
 
 
 class _CublasLt:
-    """cuBLASLt of one card, by ctypes: CuPy's own products cannot be captured in a CUDA graph."""
+    """Call cuBLASLt on one GPU through ctypes, because CuPy's own products cannot be captured in a CUDA graph."""
 
     def __init__(self):
         import cupy
@@ -182,7 +182,7 @@ class _CublasLt:
 
     def _call(self, name, *arguments):
         if status := getattr(self.library, name)(*arguments):
-            raise NanoEulerError(f"{name} returned {status}, expected 0 (cublasStatus_t)")
+            raise NanoEulerError(f"{name} failed with cublasStatus_t {status}")
 
     def _create(self, name, *arguments):
         handle = ctypes.c_void_p()
@@ -193,7 +193,7 @@ class _CublasLt:
         self._call(name, what, ctypes.c_int(attribute), ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)))
 
     def _layout(self, x):
-        """cuBLASLt has matrices by columns: x is x^T there."""
+        """Describe a matrix to cuBLASLt, which is column-major, so that x appears there as x^T."""
         rows, columns = map(ctypes.c_uint64, x.shape[-2:])
         pitch = ctypes.c_int64(x.strides[-2] // x.itemsize)
         layout = self._create("cublasLtMatrixLayoutCreate", ctypes.c_int(TYPE[str(x.dtype)]), columns, rows, pitch)
@@ -204,7 +204,10 @@ class _CublasLt:
         return layout
 
     def algorithms(self, p: "Product") -> list[Callable[[], None]]:
-        """The launches that compute a product, cuBLASLt's first choice first: c^T = op(b)^T op(a)^T."""
+        """Return launches that compute a product, one per algorithm, cuBLASLt's first choice first.
+
+        They compute c^T = op(b)^T op(a)^T, because cuBLASLt is column-major.
+        """
         compute = ctypes.c_int(COMPUTE_TF32 if p.tf32 else COMPUTE)
         what = self._create("cublasLtMatmulDescCreate", compute, ctypes.c_int(SCALE))
         for attribute, transposed in ((TRANSA, p.transpose_b), (TRANSB, p.transpose_a)):
@@ -258,13 +261,16 @@ class _CublasLt:
         return value.value
 
     def describe(self, algorithm) -> str:
-        """An algorithm by the numbers that name it, its cluster last."""
+        """Return the numbers that identify an algorithm, in words, with its cluster last."""
         numbers = {name: self._attribute(algorithm, number) for name, number in WHICH.items()}
         numbers["cluster"] = self._attribute(algorithm, CLUSTER, ctypes.c_uint16)
         return ", ".join(f"{name} {number}" for name, number in numbers.items())
 
     def launch(self, p: "Product") -> Callable[[], None]:
-        """The launch that was measured as the fastest on this card, else cuBLASLt's first choice."""
+        """Return the launch that was measured as the fastest on this GPU, else cuBLASLt's first choice.
+
+        Raises NanoEulerError if cuBLASLt has no algorithm for the product.
+        """
         each = self.algorithms(p)
         if not each:
             raise NanoEulerError(f"cuBLASLt has no algorithm for {p} on {self.card}")
@@ -273,11 +279,11 @@ class _CublasLt:
 
 
 def _alignment(address: int) -> int:
-    """The largest power of 2 that divides an address, up to 256."""
+    """Return the largest power of 2 that divides an address, at most 256."""
     return min(address & -address, 256)
 
 
 @functools.cache
 def on_card(number: int) -> _CublasLt:
-    """cuBLASLt of a card, made once."""
+    """Return the cuBLASLt handle of a GPU, created on the first call."""
     return _CublasLt()

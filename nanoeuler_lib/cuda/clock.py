@@ -1,4 +1,4 @@
-"""How long a launch takes, and how fast a plain copy is: the measure that every kernel chapter compares with."""
+"""Measure the time of a launch, and of a plain copy, with which the kernel chapters compare their kernels."""
 
 import statistics
 import time
@@ -10,11 +10,11 @@ from nanoeuler_lib.cuda.launch import array_module
 
 
 def median_seconds(launch: Callable[[], None], launches: int = 30, where: str | None = None) -> float:
-    """The median time of some launches, after one that is not counted.
+    """Return the median time of a number of launches in seconds, after one warm-up launch.
 
-    launch: a bound launch, or any function whose work goes to the device; where: "gpu" (two events around each) or
-    "cpu" (the clock), by default `device()`. Arrays smaller than the cache of the device stay in it: the times of small
-    ones say nothing of memory.
+    launch: a bound launch, or any function that runs on the device; where: "gpu" (timed with two events each) or "cpu"
+    (timed with the clock), by default `device()`. Arrays smaller than the device's cache stay in it, so their times do
+    not measure memory bandwidth.
     """
     launch()
     xp = array_module(where)
@@ -22,7 +22,7 @@ def median_seconds(launch: Callable[[], None], launches: int = 30, where: str | 
 
 
 def copy_seconds(size: int, launches: int = 30, where: str | None = None) -> float:
-    """The median time of the plainest kernel's work, a copy that moves `size` bytes: half are read, half written."""
+    """Return the median seconds of a copy that moves `size` bytes, half read, half written; see `median_seconds`."""
     xp = array_module(where)
     source, target = xp.zeros(size // 8, np.float32), xp.ones(size // 8, np.float32)
     if xp is np:

@@ -1,7 +1,8 @@
-"""The one call for both sides, `module(source)[name](grid, block, args, shared_mem=...)`, and its GPU half.
+"""The call `module(source)[name](grid, block, args, shared_mem=...)`, which compiles and launches on GPU and CPU alike.
 
-The checker compiles and launches for the CPU, and checks the arguments of both sides: CuPy by itself would pass a
-Python float as an 8-byte double where the kernel expects a float, without an error.
+The checker (`cudacheck`) compiles and launches for the CPU; this module does it for the GPU. The checker also checks
+the arguments for both: CuPy by itself would silently pass a Python float as an 8-byte double to a kernel that expects a
+float.
 """
 
 import functools
@@ -27,15 +28,15 @@ KERNELS = Path(__file__).parents[1] / "kernels"
 
 
 class KernelError(findings.KernelError, NanoEulerError):
-    """A kernel does not compile, or the checker found a bug in it; `finding` holds what is known of it."""
+    """Report a kernel that does not compile, or in which the checker found a bug; `finding` has the details."""
 
 
 class _BadKernel(CudaCheckError, NanoEulerError):
-    """A text or a launch that the checker refuses."""
+    """Report a source text or a launch that the checker rejects."""
 
 
 def _errors_of_ours(function: Callable) -> Callable:
-    """Make each error of the checker a NanoEulerError too."""
+    """Wrap a function so that each error of the checker is a NanoEulerError too."""
 
     @functools.wraps(function)
     def call(*args, **options):
@@ -53,13 +54,14 @@ def _errors_of_ours(function: Callable) -> Callable:
 
 @functools.cache
 def device() -> str:
-    """Where kernels run: "gpu" if CuPy finds a device, else "cpu"; the environment's NANOEULER_DEVICE overrides it.
+    """Return where kernels run: "gpu" if CuPy finds a device, else "cpu".
 
-    Raises NanoEulerError for another value of that variable, or "gpu" where there is none.
+    The environment variable NANOEULER_DEVICE overrides this. Raises NanoEulerError if its value is not gpu or cpu, or
+    is gpu and there is none.
     """
     wanted = os.environ.get("NANOEULER_DEVICE", "")
     if wanted not in ("", "gpu", "cpu"):
-        raise NanoEulerError(f"NANOEULER_DEVICE is {wanted!r}, expected gpu or cpu")
+        raise NanoEulerError(f"NANOEULER_DEVICE must be gpu or cpu, got {wanted!r}")
     if wanted == "cpu":
         return "cpu"
     try:
@@ -75,14 +77,14 @@ def device() -> str:
 
 @functools.cache
 def hopper() -> bool:
-    """Whether kernels are compiled for sm_90a, whose wgmma plain 9.0 lacks: on a GPU of compute capability 9.0.
+    """Return whether kernels are compiled for sm_90a (for wgmma): true on a GPU of compute capability 9.0.
 
-    NANOEULER_ARCH=80 in the environment makes it False there, too: a kernel's twin of `hopper.cuh` runs instead. Raises
-    NanoEulerError for another value of that variable.
+    The environment variable NANOEULER_ARCH=80 makes it false there too; the emulation in `hopper.cuh` then replaces the
+    Hopper instructions. Raises NanoEulerError if that variable is not 80 or 90.
     """
     wanted = os.environ.get("NANOEULER_ARCH", "")
     if wanted not in ("", "80", "90"):
-        raise NanoEulerError(f"NANOEULER_ARCH is {wanted!r}, expected 80 or 90")
+        raise NanoEulerError(f"NANOEULER_ARCH must be 80 or 90, got {wanted!r}")
     if device() == "cpu" or wanted == "80":
         return False
     import cupy
@@ -91,13 +93,13 @@ def hopper() -> bool:
 
 
 def describe(launch: Launch) -> str:
-    """A bound launch in words: its kernel, grid, block and bytes of dynamic shared memory."""
+    """Return a bound launch in words: its kernel, grid, block and bytes of dynamic shared memory."""
     grid, block = (re.sub("( x 1)+$", "", " x ".join(map(str, sides))) for sides in (launch.grid, launch.block))
     return f"{launch.name}, grid {grid}, block {block}, {launch.shared_mem} bytes"
 
 
 def array_module(where: str | None = None):
-    """NumPy or CuPy, whose arrays the kernels of that device take (default: `device()`)."""
+    """Return the array module for a device, by default `device()`: NumPy for "cpu", CuPy for "gpu"."""
     if (where or device()) == "cpu":
         return np
     import cupy
@@ -113,13 +115,13 @@ def module(
     defines: dict[str, Any] | None = None,
     instantiate: Sequence[str] = (),
 ) -> "Module":
-    """Compile a CUDA C++ text.
+    """Compile CUDA C++ source code.
 
-    source: the text, or the path of a .cu file; where: "gpu" or "cpu" (default `device()`); checked: on the CPU, look
-    at every access (about ten times slower, and 16 bytes of notes for each byte touched); unchecked, a race or a wrong
-    index gives wrong numbers without a message, and only a fault or Ctrl-C ends a launch early; defines: macros,
-    {"TILE": 32}; instantiate: the templates to compile, ("matmul<16>",). Raises KernelError with the compiler's first
-    error, NanoEulerError for a text without a kernel.
+    source: the text, or the path of a .cu file; where: "gpu" or "cpu" (default `device()`); checked: on the CPU, check
+    every memory access, which is about ten times slower and takes 16 more bytes for each byte touched. Unchecked, a
+    race or a wrong index gives wrong numbers without a message, and only a crash or Ctrl-C ends a launch early.
+    defines: macros, {"TILE": 32}; instantiate: the template instances to compile, ("matmul<16>",). Raises KernelError
+    with the compiler's first error, NanoEulerError for a text without a kernel.
     """
     name, text = "kernel.cu", source
     if isinstance(source, Path):
@@ -128,7 +130,7 @@ def module(
 
 
 class Module(kernel.Module):
-    """A compiled text: `module["name"]` is a kernel, `list(module)` their names."""
+    """Hold a compiled source text: `module["name"]` is a kernel, `list(module)` the names of all kernels."""
 
     @_errors_of_ours
     def __init__(self, *args, where: str = "cpu"):
@@ -151,7 +153,7 @@ class _CpuLaunch(CpuLaunch):
 
 
 class Kernel(kernel.Kernel):
-    """One kernel: call it to launch it, `bind` it to launch it often."""
+    """Launch one kernel: call it with grid, block and arguments, or `bind` these once to launch it often."""
 
     launch = _CpuLaunch
     __call__ = _errors_of_ours(kernel.Kernel.__call__)
@@ -170,12 +172,13 @@ class Kernel(kernel.Kernel):
         shared_limit: int = SHARED_LIMIT,
         overlap: bool = False,
     ) -> Launch:
-        """Check the arguments and return a function without any that launches; see the checker's `Kernel.bind`.
+        """Check the arguments and return a launch, a function without arguments; see the checker's `Kernel.bind`.
 
-        On the GPU a launch of more than 48 KB of shared memory must be asked for, and is. overlap: the launch may begin
-        while the one before it on the stream runs, where the GPU can: the kernel calls `grid_dependency_wait()`
-        (nanoeuler.cuh) before it touches what others write, and writes nothing before. Raises NanoEulerError for what
-        the kernel cannot take. The launch raises KernelError on a bug.
+        On the GPU, this also permits the kernel more than 48 KB of shared memory per block if needed. overlap: let the
+        launch begin while the previous one on the stream still runs, if the GPU can. The kernel must then call
+        `grid_dependency_wait()` (nanoeuler.cuh) before it writes anything or reads what other launches write. Raises
+        NanoEulerError for a grid, block or arguments that do not fit the kernel. On the CPU, the launch raises
+        KernelError on a bug.
         """
         if self.module.where == "cpu":
             return super().bind(grid, block, args, shared_mem, seconds=seconds, shared_limit=shared_limit)
@@ -184,11 +187,11 @@ class Kernel(kernel.Kernel):
         static = function.shared_size_bytes
         if static + shared_mem > shared_limit:
             raise NanoEulerError(
-                f"{self.name}: the __shared__ arrays take {static} bytes and shared_mem {shared_mem} more: a block has "
-                f"{shared_limit} on this card"
+                f"{self.name}: shared memory must be at most {shared_limit} bytes per block on this GPU, got "
+                f"{static} of __shared__ arrays and {shared_mem} of shared_mem"
             )
         if static + shared_mem > 48 * 1024:
-            most = function.max_dynamic_shared_size_bytes  # of a launch bound before
+            most = function.max_dynamic_shared_size_bytes  # an earlier launch may have needed more
             function.max_dynamic_shared_size_bytes = max(shared_mem, most)
         if overlap and overlaps():
             return OverlappingLaunch(self.name, function, grid, block, values, shared_mem)
@@ -198,7 +201,10 @@ class Kernel(kernel.Kernel):
 
 
 def _compile_for_gpu(owner: Module, text: Text, macros: list[str]) -> dict:
-    """CuPy's functions by name. The headers' digest stands in the options because CuPy caches by text and options."""
+    """Compile with CuPy and return its functions by name.
+
+    The options contain a digest of the headers, because CuPy caches compiled code by source text and options only.
+    """
     import cupy
 
     digest = hashlib.sha256((compiler.headers() + text.prepared).encode()).hexdigest()[:8]

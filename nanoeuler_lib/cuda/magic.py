@@ -1,17 +1,17 @@
-"""`%%cuda`: a notebook cell of CUDA C++ whose kernels become names of the notebook.
+"""The cell magic `%%cuda`: it compiles a notebook cell of CUDA C++ and binds its kernels as Python names.
 
     %load_ext nanoeuler_lib.cuda.magic
 
     %%cuda -D TILE=16
     extern "C" __global__ void twice(...) { ... }
 
-compiles the cell for `cuda.device()` and binds `twice`; the next cell calls twice(grid, block, args). Options:
+This compiles the cell for `cuda.device()` and binds `twice`; the next cell calls twice(grid, block, args). Options:
 
-    --fast         without the checker: races, a wrong index and a missing barrier give wrong numbers and no message; a
-                   fault and Ctrl-C end the launch, and an endless loop ends by Ctrl-C only
-    --cpu          for the CPU, though there is a GPU
-    -D NAME=VALUE  defines a macro
-    -i 'k<4>'      compiles a template, under the name k_4
+    --fast         without the checker: races, wrong indices and missing barriers give wrong numbers and no message. A
+                   crash or Ctrl-C ends the launch; only Ctrl-C ends an endless loop
+    --cpu          compile for the CPU even if there is a GPU
+    -D NAME=VALUE  define a macro
+    -i 'k<4>'      compile a template instance, under the name k_4
 """
 
 import argparse
@@ -25,7 +25,7 @@ from nanoeuler_lib.errors import NanoEulerError
 
 
 def load_ipython_extension(shell) -> None:
-    """Register the magic."""
+    """Register the magic `%%cuda`; IPython calls this for %load_ext."""
     shell.register_magic_function(_Magic(shell), "cell", "cuda")
 
 
@@ -38,13 +38,13 @@ class _Magic:
 
         %%cuda [--fast] [--cpu] [-D NAME=VALUE] [-i 'kernel<4>']
 
-        --fast: without the checker, so that races, a wrong index and a missing barrier give wrong numbers and no
-        message; --cpu: for the CPU, though there is a GPU; -D: a macro; -i: a template to compile, under the name
-        kernel_4.
+        --fast: without the checker, so races, wrong indices and missing barriers give wrong numbers and no message;
+        --cpu: compile for the CPU even if there is a GPU; -D: define a macro; -i: compile a template instance, under
+        the name kernel_4.
         """
         options = _options(line)
         compiled = module(
-            "\n" + cell,  # line 1 of the cell is the magic's: the lines of a finding are the cell's
+            "\n" + cell,  # line 1 of the cell is the magic, so line numbers of a finding match the cell's
             where="cpu" if options.cpu else None,
             checked=not options.fast,
             defines=dict(d.partition("=")[::2] for d in options.define),
@@ -53,7 +53,7 @@ class _Magic:
         kernels = {re.sub(r"\W+", "_", name).strip("_"): compiled[name] for name in compiled}
         for name in kernels:
             if hasattr(builtins, name) or keyword.iskeyword(name):
-                raise NanoEulerError(f"`{name}` is a name of Python's own: call the kernel {name}_kernel, say")
+                raise NanoEulerError(f"`{name}` is a Python name: call the kernel {name}_kernel, for example")
         self.shell.push(kernels)
 
 
@@ -72,6 +72,6 @@ def _options(line: str) -> argparse.Namespace:
     parser.add_argument("-i", dest="instantiate", action="append", default=[])
     try:
         words = shlex.split(line)
-    except ValueError as error:  # a quote without its partner
+    except ValueError as error:  # an unclosed quotation mark
         parser.error(str(error).lower())
     return parser.parse_args(words)

@@ -1,4 +1,4 @@
-"""Launching the matrix products of kernels/matmul16.cu: what each version wants of grid, block and shared memory."""
+"""Launch the matrix products of kernels/matmul16.cu, with the grid, block and shared memory of each version."""
 
 import functools
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from nanoeuler_lib.cuda.tensor_map import tensor_map
 from nanoeuler_lib.errors import NanoEulerError
 
 NUMBERS = {"uint16": "__nv_bfloat16", "bfloat16": "__nv_bfloat16", "float16": "__half", "float32": "float"}
-ROW = 128  # bytes of a row of a tile
+ROW = 128  # bytes per row of a tile
 
 
 @dataclass(frozen=True)
 class Version:
-    """A kernel of matmul16.cu, the tile of c that a block computes, the stages of its pipeline."""
+    """Describe a version of the product: a kernel of matmul16.cu, a block's tile of c, the stages of its pipeline."""
 
     kernel: str
     rows: int = 64
@@ -23,7 +23,7 @@ class Version:
     stages: int = 1
 
     def name(self, a, c) -> str:
-        """The kernel with its template arguments, for matrices of these types."""
+        """Return the kernel's name with its template arguments, for matrices of these types."""
         sizes = {
             "matmul16_plain": (),
             "matmul16": (self.rows, self.columns, self.stages),
@@ -39,12 +39,12 @@ WARPGROUPS = Version("matmul16_wgmma", 128, 256, 4)
 
 
 def bind(a, b, c, version: Version | None = None, *, of: Module | None = None, checked: bool = False) -> Launch:
-    """A launch of c = a b^T.
+    """Return a launch of c = a b^T. Chapter 26.
 
     a: [M, K], b: [N, K], of bfloat16 (or uint16, its bits), float16 or float32, which is multiplied as TF32; c: [M, N]
     of the same type or float32; NumPy arrays run on the CPU, CuPy arrays on the GPU. version: by default the fastest
-    that the device has; of: a compiled text that holds it, instead of matmul16.cu; checked: on the CPU, watch each
-    access. Raises NanoEulerError for other types or shapes.
+    that the device supports; of: a compiled module that contains it, instead of matmul16.cu; checked: on the CPU, check
+    every memory access. Raises NanoEulerError for other types or shapes.
     """
     _check(a, b, c)
     version = version or (WARPGROUPS if hopper() else PIPELINED)
@@ -54,7 +54,7 @@ def bind(a, b, c, version: Version | None = None, *, of: Module | None = None, c
 
 
 def shape(a, b, c, version: Version) -> tuple:
-    """Grid, block, arguments and bytes of shared memory of a launch; the matrices as `bind` takes them."""
+    """Return grid, block, arguments and bytes of shared memory of a launch. a, b, c: as for `bind`."""
     (M, K), N = a.shape, b.shape[0]
     down, across = -(-M // version.rows), -(-N // version.columns)
     arguments = a, b, c, M, N, K
@@ -71,7 +71,7 @@ def _check(a, b, c) -> None:
     kinds = [str(getattr(x, "dtype", type(x).__name__)) for x in (a, b, c)]
     if kinds[0] not in NUMBERS or kinds[1] != kinds[0] or kinds[2] not in (kinds[0], "float32"):
         raise NanoEulerError(
-            f"a and b are both of {', '.join(NUMBERS)}, c of their type or float32, got {', '.join(kinds)}"
+            f"a and b must both be {' or '.join(NUMBERS)}, and c of their type or float32, got {', '.join(kinds)}"
         )
     shapes = [x.shape for x in (a, b, c)]
     if (
@@ -79,7 +79,8 @@ def _check(a, b, c) -> None:
         or shapes[2] != (len(a), len(b))
         or a.shape[1] != b.shape[1]
     ):
-        raise NanoEulerError(f"c [M, N] = a [M, K] b^T with b [N, K], got {', '.join(map(str, shapes))}")
+        got = ", ".join(map(str, shapes))
+        raise NanoEulerError(f"shapes must be a [M, K], b [N, K] and c [M, N], got {got}")
 
 
 @functools.cache
@@ -88,5 +89,5 @@ def _compiled(name: str, where: str, checked: bool) -> Module:
 
 
 def _processors(a) -> int:
-    """Multiprocessors of the device that holds an array; of the CPU two, so that a block takes several tiles."""
+    """Return the multiprocessors of the GPU that holds an array; 2 on the CPU, so that a block takes several tiles."""
     return 2 if isinstance(a, np.ndarray) else a.device.attributes["MultiProcessorCount"]

@@ -1,9 +1,9 @@
-"""Launches that may begin while the one before them still runs: CUDA's programmatic dependent launch.
+"""Launches that may begin while the previous one still runs (CUDA's programmatic dependent launch).
 
-A launch takes a microsecond to begin, and its first reads take another. If what it reads first (weights, say) is not
-written by the launch before it, both can happen before that launch ends. CuPy launches no kernel with this attribute,
-so the driver is called here. Compute capability 9.0 and later; CUDA Programming Guide, "Programmatic Dependent Launch
-and Synchronization".
+A launch takes about a microsecond to begin, and its first reads take another. If the previous launch does not write the
+data that is read first (weights, for example), both can happen before that launch ends. CuPy cannot set this launch
+attribute, so this module calls the driver. Requires compute capability 9.0 or later. CUDA Programming Guide,
+"Programmatic Dependent Launch and Synchronization".
 """
 
 import ctypes
@@ -14,12 +14,12 @@ import numpy as np
 
 from nanoeuler_lib.errors import NanoEulerError
 
-PROGRAMMATIC_STREAM_SERIALIZATION = 6  # of CUlaunchAttributeID
-DRIVER = 12030  # the first one that keeps such launches in a graph
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # a value of CUlaunchAttributeID
+DRIVER = 12030  # the first driver version that supports such launches in a CUDA graph
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute, whose value is a union of 64 bytes."""
+    """Mirror the C struct CUlaunchAttribute, whose value is a union of 64 bytes."""
 
     _fields_ = (
         ("id", ctypes.c_int),
@@ -30,7 +30,7 @@ class _Attribute(ctypes.Structure):
 
 
 class _Config(ctypes.Structure):
-    """CUlaunchConfig."""
+    """Mirror the C struct CUlaunchConfig."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_mem", ctypes.c_uint),
@@ -40,7 +40,7 @@ class _Config(ctypes.Structure):
 
 @functools.cache
 def overlaps() -> bool:
-    """Whether the card and its driver can."""
+    """Return whether the GPU and its driver support overlapping launches."""
     import cupy
 
     new = int(cupy.cuda.Device().compute_capability) >= 90
@@ -53,14 +53,15 @@ def _driver():
 
 
 class OverlappingLaunch:
-    """A launch of a CuPy kernel with the attribute: call it to launch on the current stream.
+    """Launch a CuPy kernel on the current stream when called; it may begin while the previous launch runs.
 
-    function: a cupy.RawKernel; grid, block: three numbers each; values: as `Kernel.bind` checked them.
+    function: a cupy.RawKernel; grid, block: three numbers each; values: the arguments, as checked by `Kernel.bind`;
+    shared_mem: bytes of dynamic shared memory.
     """
 
     def __init__(self, name, function, grid, block, values, shared_mem):
         self.name, self.grid, self.block, self.shared_mem = name, grid, block, shared_mem
-        self.function, self.values = function.kernel.ptr, values  # which keep the arrays alive
+        self.function, self.values = function.kernel.ptr, values  # `values` keeps the arrays alive
         self._numbers = [
             np.array(v.data.ptr, np.uint64) if hasattr(v, "data") and hasattr(v.data, "ptr") else np.asarray(v)
             for v in values
@@ -80,4 +81,4 @@ class OverlappingLaunch:
             ctypes.byref(self._config), ctypes.c_void_p(self.function), self._arguments, None
         )
         if status:
-            raise NanoEulerError(f"{self.name}: the driver refused the launch with error {status}, expected 0")
+            raise NanoEulerError(f"{self.name}: the driver refused the launch with error {status}")

@@ -1,18 +1,19 @@
-"""The model on a GPU: parameters, buffers and steps in its memory, and lists of launches that run there.
+"""The GPU engine: the model's parameters, buffers and training steps in GPU memory, run as lists of kernel launches.
 
-`GPT` has the face of `model.GPT`, takes and returns NumPy's arrays; `Step` that of `model.step.Step`. What they run is
-`model.forward` and `model.backward` themselves, on a plan whose composites write a list (`program.py`): once for each
-shape, and on a card from its second run on as one CUDA graph. Without a GPU the same lists run through the CPU runtime,
-where every access is checked: slow, for small models, and how the tests know the engine.
+`GPT` has the same methods as `model.GPT` and takes and returns NumPy arrays; `Step` has the interface of
+`model.step.Step`. Both call `model.forward` and `model.backward` on a plan whose operations do not compute but record
+launches in a list (`program.py`). A list is recorded once for each shape; on a GPU it is a CUDA graph from its second
+run on. Without a GPU, the same lists run in the CPU runtime, which checks every memory access. That is slow and meant
+for small models; the tests use it.
 
-precision: "float32"; "tf32", whose products round float32 to 10 bits behind the point; "bfloat16", whose products
-multiply bfloat16 copies of the weights, with everything that adds up over steps or layers in float32: the weights that
-the optimiser moves, its moments, gradients of weights, the residual stream, norms and losses. Chapter 29.
+precision: "float32"; "tf32", whose products round float32 to 10 mantissa bits; "bfloat16", whose products multiply
+bfloat16 copies of the weights. In all three, everything that is summed over steps or layers is float32: the weights
+that the optimiser updates, its moments, gradients of weights, the residual stream, norms and losses. Chapter 29.
 
-`program.py` writes the lists; `flash.py`, `flash_backward.py` and `embedding.py` are its larger launches. `memory.py`:
-parameters, moments and the plan of all buffers. `gpt.py`: the model. `step.py`: a training step, and where its time
-goes. `decode.py`: one token after another. `device.py` chooses where a model runs. `unfused.py` and `trial.py`: a
-reader's kernels in the engine.
+`program.py` records the lists; `flash.py`, `flash_backward.py` and `embedding.py` hold its larger launches.
+`memory.py`: parameters, moments and the plan of all buffers. `gpt.py`: the model. `step.py`: a training step and its
+profile. `decode.py`: generation, token by token. `device.py` chooses where a model runs. `unfused.py` and `trial.py`
+run a reader's own kernels in the engine.
 """
 
 from nanoeuler_lib.engine.decode import Decoder

@@ -1,4 +1,4 @@
-"""Continuing a text on a GPU: a few launches of own kernels for each token."""
+"""Token-by-token generation on a GPU: `Decoder`, with a key-value cache and its own kernels (kernels/decode.cu)."""
 
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -14,31 +14,31 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model.decoder import check_room
 from nanoeuler_lib.ops import reference
 
-ROWS = 8  # tokens that a launch takes at most
-MOST_SORTED = 16 * 1024  # tokens of a vocabulary that one block sorts
-UNIFORMS = 1024  # numbers that are uploaded at a time
-SLOTS = 4  # rounds whose tokens the host finds
+ROWS = 8  # most tokens per launch
+MOST_SORTED = 16 * 1024  # largest vocabulary that one block can sort
+UNIFORMS = 1024  # random numbers that are uploaded at a time
+SLOTS = 4  # rounds whose results stay readable for the host
 
 
 def draws(config: ModelConfig, ahead: int) -> bool:
-    """Whether `Decoder.rounds` is for a model: one block sorts its logits, half a context has room for a round."""
+    """Return whether `Decoder.rounds` works: a block can sort the logits, a round fits into half of the context."""
     return config.vocab_size <= MOST_SORTED and ahead < min(ROWS, config.context - config.context // 2)
 
 
 class Decoder:
-    """The model one piece of text after another, on the GPU: the face of `decoder.Decoder`.
+    """Run the model incrementally on the GPU, with the interface of `decoder.Decoder`.
 
-    Weights lie transposed, with the gains of RMSNorm multiplied into them, in the model's precision; keys and values of
-    the tokens seen lie in a cache. Tokens go through up to ROWS at a time, and no sum depends on how many there are.
-    ahead: how many of the later heads are asked as well, behind every token. When the model's weights change, make a
-    new decoder.
+    The decoder copies the weights transposed, with the gains of RMSNorm multiplied in, in the model's precision; so
+    make a new decoder when the weights change. A cache holds the keys and values of the tokens seen. Up to ROWS tokens
+    are processed at a time, and their number does not affect the results. ahead: number of later prediction heads whose
+    logits are computed too.
     """
 
     def __init__(self, owner, ahead: int = 0):
         c, self.config, self.program = owner.config, owner.config, owner.program
         self.length, self.ahead, self.number = 0, ahead, owner.program.number
         self.xp = xp = cuda.array_module(owner.program.where)
-        p, matrices = owner.params, {}  # [inputs, outputs] and the gain before them, in the order of reading
+        p, matrices = owner.params, {}  # each [inputs, outputs] and the gain before it, in the order of use
         for i in range(c.layers):
             for name, norm in (("qkv", "norm1"), ("out", None), ("gate_up", "norm2"), ("down", None)):
                 matrices[i, name] = p[f"layers.{i}.{name}"], norm and p[f"layers.{i}.{norm}"]
@@ -48,7 +48,7 @@ class Decoder:
         for key, (w, gain) in matrices.items():
             part, at = slice(at, at + w.size), at + w.size
             self.weights[key] = flat[part].reshape(w.shape[::-1])
-            exact = xp.ascontiguousarray((w if gain is None else gain[:, None] * w).T)  # of one matrix at a time
+            exact = xp.ascontiguousarray((w if gain is None else gain[:, None] * w).T)  # float32, one at a time
             if flat.dtype == exact.dtype:
                 flat[part] = exact.reshape(-1)
             else:
@@ -59,33 +59,26 @@ class Decoder:
         self.caches = [xp.zeros(shape, owner.half) for _ in range(c.layers)]
         cos, sin = reference.rope_tables(c.context, c.head_dim, c.rope_theta)
         self.cos, self.sin = xp.asarray(cos, np.float32), xp.asarray(sin, np.float32)
-        self.inputs = xp.zeros(1 + ROWS, np.int32)  # the first token's position, the tokens
+        self.inputs = xp.zeros(1 + ROWS, np.int32)  # the first token's position, then the tokens
         self.sent = pinned(self.program.where, self.inputs.shape, np.int32)
         sizes = dict(x=c.dim, qkv=c.qkv_dim, attended=c.heads * c.head_dim, hidden=c.ffn)
         sizes["logits"] = (1 + ahead) * c.vocab_size
         self.buffers = SimpleNamespace(**{name: xp.empty((ROWS, size), np.float32) for name, size in sizes.items()})
         self.received = pinned(self.program.where, self.buffers.logits.shape, np.float32)
         self.lists = {}
-        self.all_logits = self.received[:0]  # [T, (1 + ahead) V], behind each token that was read last
+        self.all_logits = self.received[:0]  # [T, (1 + ahead) V], after each token of the last call of `read`
 
     def feed(self, tokens: np.ndarray) -> np.ndarray:
-        """Append tokens [T] and return the logits [V] of head 0 for the token that comes next.
-
-        Raises NanoEulerError when there is nothing to feed or the context is full.
-        """
+        """Append tokens [T]; return logits [V] of head 0. Raises NanoEulerError if T is 0 or they do not fit."""
         return self.feed_all(tokens)[-1]
 
     def feed_all(self, tokens: np.ndarray) -> np.ndarray:
-        """Append tokens [T] and return the logits [T, V] of head 0 behind each of them. Raises what `feed` does."""
+        """Append tokens [T] and return the logits [T, V] of head 0 after each of them. Raises as `feed` does."""
         self.read(tokens)
         return self.all_logits[:, : self.config.vocab_size].copy()
 
     def read(self, tokens: np.ndarray) -> range:
-        """Append tokens [T] and return the place of each, 0 to T-1, for `logits` and `later_logits`.
-
-        A place means a token among those read last: with the next call of `read` or `feed` it means another one.
-        Raises what `feed` does.
-        """
+        """Append tokens [T]; return range(T), their places for `logits` until the next call. Raises as `feed` does."""
         check_room(self.config, self.length, tokens)
         pieces = []
         for start in range(0, len(tokens), ROWS):
@@ -101,15 +94,15 @@ class Decoder:
         return range(len(tokens))
 
     def logits(self, place: int) -> np.ndarray:
-        """Logits [V] of head 0 behind the token at a place of those read last."""
+        """Return the logits [V] of head 0 after the token at a place of the last `read`."""
         return self.all_logits[place, : self.config.vocab_size]
 
     def later_logits(self, place: int) -> np.ndarray:
-        """Logits [ahead, V] of heads 1 to `ahead` behind the token at a place of those read last."""
+        """Return the logits [ahead, V] of heads 1 to `ahead` after the token at a place of the last `read`."""
         return self.all_logits[place, self.config.vocab_size :].reshape(-1, self.config.vocab_size)
 
     def _list(self, rows):
-        """The launches for so many tokens, between the copies of the tokens and of the logits."""
+        """Return the launches for so many tokens: copy the tokens to the GPU, run the model, copy the logits back."""
         if rows not in self.lists:
             op = self.program
             op.copy("tokens", self.inputs, self.sent)
@@ -119,7 +112,7 @@ class Decoder:
         return self.lists[rows]
 
     def _pass(self, rows):
-        """Write the launches from tokens to logits, five a layer."""
+        """Record the launches from tokens to logits, five per layer."""
         c, b, op = self.config, self.buffers, self.program
         position, tokens = self.inputs[:1], self.inputs[1 : 1 + rows]
         op.embed(b.x[:rows], tokens, self.embed)
@@ -132,7 +125,7 @@ class Decoder:
             op.project(b.x[:rows], b.hidden[:rows], w["down"], None)
         op.project(b.logits[:rows], b.x[:rows], self.weights["heads"], c.norm_eps)
 
-    # ---- tokens that are drawn on the device -----------------------------------------------------------------
+    # ---- sampling on the device ------------------------------------------------------------------------------
 
     def rounds(
         self,
@@ -145,11 +138,12 @@ class Decoder:
         top_p: float = 1.0,
         min_p: float = 0.0,
     ) -> Iterator[list[int]]:
-        """`generate.speculate` with as many proposals as `ahead`, drawn on the device: from the same uniform numbers.
+        """Generate tokens as `generate.speculate` does, with `ahead` proposals per round, but sample on the GPU.
 
-        Each round is one list of launches, and the next one begins while the host reads the tokens of the last: so one
-        round more has been read when the iterator is left. Where the context has no room for a whole round, the later
-        half of it is read again. Raises NanoEulerError where a largest logit is no finite number.
+        Yields the new tokens of each round. Both functions use the uniform random numbers of `rng` in the same way.
+        Each round is one list of launches, and the next round starts while the host reads the tokens of the last one;
+        so when you stop the iteration, the GPU has already begun one more round. When a whole round no longer fits into
+        the context, its later half is read again. Raises NanoEulerError if the largest logit is not finite. Chapter 16.
         """
         c, ids, rows = self.config, list(ids), 1 + self.ahead
         drawn = Drawn(self, rng)
@@ -174,14 +168,14 @@ class Decoder:
                 under_way.append(drawn.run(launches))
             new = drawn.read(under_way.pop(0))
             if not new:
-                raise NanoEulerError("a largest logit is no finite number, expected one: are the weights sound?")
+                raise NanoEulerError("the largest logit must be finite, got NaN or infinity: check the weights")
             self.length += len(new)
             ids += new
             yield new
 
 
 class Drawn:
-    """The device's memory for `Decoder.rounds`, as `kernels/draw.cu` describes it, and the uniform numbers of `rng`."""
+    """Hold the device arrays of `Decoder.rounds` (see `kernels/draw.cu`) and upload random numbers of `rng`."""
 
     def __init__(self, decoder: Decoder, rng: np.random.Generator):
         xp, V, rows, where = decoder.xp, decoder.config.vocab_size, 1 + decoder.ahead, decoder.program.where
@@ -194,12 +188,12 @@ class Drawn:
         self.events = []
 
     def begin(self, inputs, length: int, token: int) -> None:
-        """Without proposals: the next round reads a token at a place."""
+        """Set the inputs of a round without proposals: one token at position `length`."""
         upload(inputs[:2], [length, token])
         upload(self.turn, [0, self.used, 0, self.round])
 
     def run(self, launches: program.Launches) -> tuple[int, Any]:
-        """Begin a round: its number, and an event that ends with it."""
+        """Start a round; return its number and an event that completes with it."""
         while self.given - self.used < UNIFORMS:  # more than two rounds need
             start = self.given % len(self.uniforms)
             upload(self.uniforms[start : start + UNIFORMS], self.rng.random(UNIFORMS))
@@ -209,7 +203,7 @@ class Drawn:
         return self.round - 1, program.mark(launches)
 
     def read(self, begun: tuple[int, Any]) -> list[int]:
-        """The new tokens of a round, once it has ended; none where a largest logit is no finite number."""
+        """Wait for a round and return its new tokens; an empty list if its largest logit was not finite."""
         number, event = begun
         if event is not None:
             event.synchronize()

@@ -1,7 +1,7 @@
-"""Where a model runs: the one place that chooses between the classes of the CPU and those of the GPU.
+"""Choice of the device that a model runs on, and of the matching classes for the CPU, one GPU or several GPUs.
 
 device = choose("auto")             # a GPU if there is one
-model = device.place(model)         # the same face, `model.GPT` or `engine.GPT`
+model = device.place(model)         # `model.GPT` or `engine.GPT`, which have the same methods
 with step_of(model)(model, optimizer, config, rows) as take_step: ...
 """
 
@@ -21,8 +21,12 @@ OTHERS_SAY = {"bf16": "bfloat16", "fp32": "float32", "f32": "float32"}
 
 @dataclass(frozen=True)
 class Device:
-    """name: "cpu"; "gpu"; or "checked", the GPU's engine on the CPU with every access checked, slow. precision: of
-    `engine`, None on the CPU. group: the processes that train together, each on a device of this name."""
+    """Hold a choice of device: its name, the precision and the process group.
+
+    name: "cpu"; "gpu"; or "checked", the GPU engine run on the CPU with every memory access checked, which is slow.
+    precision: "float32", "tf32" or "bfloat16" (see `engine`), None on the CPU. group: the processes that train
+    together, each on a device of this name; None for a single process.
+    """
 
     name: str
     precision: str | None = None
@@ -33,14 +37,14 @@ class Device:
 
     @property
     def info(self) -> dict[str, str]:
-        """What a checkpoint says of it; of the CPU nothing."""
+        """Return what a checkpoint stores about the device: its name and precision; an empty dict for the CPU."""
         return {} if self.name == "cpu" else {"device": self.name, "precision": self.precision}
 
     def expect_room(self, shape: ModelConfig, train: TrainConfig) -> None:
-        """Raises OutOfMemory where training has no room for one row at a time. Before anything lies there."""
+        """Raise OutOfMemory if training with one row at a time does not fit into memory; call before allocating."""
         if (
             self.name == "cpu" or self.group is not None
-        ):  # many cards: `data_parallel.Step` tells, for it cuts the states
+        ):  # several GPUs: `data_parallel.Step` checks, because it shards the states
             return
         need = memory.bytes_needed(shape, 1, shape.context, self.precision, optimizer=train.optimizer)
         need["buffers"] += memory.RESERVED if self.name == "gpu" else 0
@@ -48,11 +52,11 @@ class Device:
         if sum(need.values()) > free:
             raise memory.OutOfMemory(
                 f"out of memory: weights, gradient and moments, and one row of {shape.context} tokens take {parts}, "
-                f"{memory.gib(free)} are free: {LESS}"
+                f"but {memory.gib(free)} are free: {LESS}"
             )
 
     def place(self, source: model.GPT) -> model.GPT:
-        """The model there; itself if it is. Raises NanoEulerError for a shape that the GPU's kernels do not take."""
+        """Return the model on this device, or itself if it is there. Raises NanoEulerError for an unsupported shape."""
         if self.name == "cpu":
             return source if step_of(source) is step.Step else model.GPT(source.config, source.params.host())
         options = dict(precision=self.precision, where=_where(self.name))
@@ -61,7 +65,7 @@ class Device:
         return engine.GPT(source.config, source.params.host(), **options)
 
     def optimizer(self, source: optim.AdamW, shape: ModelConfig):
-        """The optimiser's state there."""
+        """Return the optimiser's state on this device. shape: the model's configuration."""
         if self.group is not None:
             return data_parallel.AdamW.of(source, shape, _where(self.name), self.group)
         return source if self.name == "cpu" else engine.AdamW.of(source, shape, _where(self.name))
@@ -71,7 +75,7 @@ CPU = Device("cpu")
 
 
 def step_of(placed: model.GPT) -> type:
-    """The class of steps for a model: `step.Step`, `engine.Step` or `data_parallel.Step`."""
+    """Return the step class that fits a model: `step.Step`, `engine.Step` or `data_parallel.Step`."""
     if isinstance(placed, data_parallel.GPT):
         return data_parallel.Step
     return engine.Step if isinstance(placed, engine.GPT) else step.Step
@@ -83,21 +87,23 @@ def choose(
     shape: ModelConfig | None = None,
     group: data_parallel.Group | None = None,
 ) -> Device:
-    """The device that a name means: auto, cpu, gpu (or cuda, gpu:1 for the second card), checked.
+    """Return the device for a name: auto, cpu, gpu (also cuda, or gpu:1 for the second GPU) or checked.
 
-    auto: the GPU if there is one that takes the model's shape, else the CPU. precision: by default bfloat16 on tensor
-    cores of compute capability 8.0 or later, else float32. group: each of its processes takes a card of its own. Raises
-    NanoEulerError for another name or precision, for a GPU that is not there, and for a group on the CPU.
+    auto: the GPU if there is one and its kernels support the model's shape, else the CPU. precision: by default
+    bfloat16 on GPUs of compute capability 8.0 or later, else float32. group: each of its processes takes its own GPU.
+    Raises NanoEulerError for any other name or precision, for a GPU that does not exist, and for a group on the CPU.
     """
     name, _, number = name.replace("cuda", "gpu", 1).partition(":")
     if name not in NAMES or (number and (name != "gpu" or not number.isdigit())):
         asked = short(f"{name}:{number}" if number else name)
-        raise NanoEulerError(f"device is {asked}, expected one of {', '.join(NAMES)}, gpu:1{did_you_mean(name, NAMES)}")
+        raise NanoEulerError(
+            f"--device must be one of {', '.join(NAMES)}, gpu:1, got {asked}{did_you_mean(name, NAMES)}"
+        )
     precision = OTHERS_SAY.get(precision, precision)
     if precision is not None and precision not in program.NUMBER:
         known = tuple(program.NUMBER)
         raise NanoEulerError(
-            f"precision is {short(precision)}, expected one of {', '.join(known)}{did_you_mean(precision, known)}"
+            f"--precision must be one of {', '.join(known)}, got {short(precision)}{did_you_mean(precision, known)}"
         )
     if group is not None and not number and _cards():
         number = str(group.local)
@@ -113,7 +119,7 @@ def choose(
             if name != "auto":
                 raise
     if precision not in (None, "float32"):
-        raise NanoEulerError(f"precision is {precision}, expected float32 on the CPU, or --device gpu")
+        raise NanoEulerError(f"--precision must be float32 on the CPU, got {precision}: take --device gpu")
     if group is not None:
         raise NanoEulerError("--device must be gpu or checked with --gpus, got cpu")
     return CPU
@@ -125,10 +131,14 @@ def chosen_before(
     shape: ModelConfig | None = None,
     group: data_parallel.Group | None = None,
 ) -> Device:
-    """The device of a run that goes on: the one it had, or the one that `name` asks for, in the run's precision."""
+    """Return the device for a resumed run: `name` if given, else the run's earlier device, in the run's precision.
+
+    info: what the run's checkpoint stores about its device, see `Device.info`; shape, group: as for `choose`. Raises
+    NanoEulerError if the run used a GPU and there is none here.
+    """
     before = info.get("device", "cpu")
     if name is None and before == "gpu" and not _cards():
-        raise NanoEulerError("the run began on a GPU, and CuPy finds none here: --device cpu goes on without")
+        raise NanoEulerError("the run began on a GPU, but CuPy finds none here: to continue without, add --device cpu")
     device = choose(name or before, None, shape, group)
     if device.name == "cpu" or "precision" not in info:
         return device
@@ -136,29 +146,29 @@ def chosen_before(
 
 
 def _where(name):
-    """Of `cuda.module`: where the kernels of a device run."""
+    """Return the `where` argument of `cuda.module` for a device's kernels."""
     return "gpu" if name == "gpu" else "cpu"
 
 
 def _cards() -> int:
-    """How many GPUs CuPy finds; NANOEULER_DEVICE=cpu hides them."""
+    """Return the number of GPUs that CuPy finds; NANOEULER_DEVICE=cpu hides them."""
     if os.environ.get("NANOEULER_DEVICE") == "cpu":
         return 0
     try:
         import cupy
 
         return cupy.cuda.runtime.getDeviceCount()
-    except Exception:  # not installed, no driver, or a driver that is too old: all say that there is none
+    except Exception:  # CuPy is not installed, or the driver is missing or too old: there is no usable GPU
         return 0
 
 
 def _gpu(number: str, must: bool) -> str:
-    """ "gpu" with that card selected, or "cpu" where none need be."""
+    """Select the GPU with this number and return "gpu"; return "cpu" if there is no GPU and none is required."""
     cards = _cards()
     if not cards and must:
-        raise NanoEulerError("device is gpu, and CuPy finds no CUDA device: expected a card, or --device cpu")
+        raise NanoEulerError("--device gpu requires a CUDA device, but CuPy finds none: take --device cpu")
     if number and int(number) >= cards:
-        raise NanoEulerError(f"device is gpu:{number}, expected a number below {cards}, the cards there are")
+        raise NanoEulerError(f"--device gpu:{number}: the number must be below {cards}, the number of GPUs here")
     if cards and number:
         import cupy
 

@@ -1,15 +1,16 @@
-"""FlashAttention: causal grouped-query attention with no T x T matrix in memory. Chapters 27 and 28.
+"""FlashAttention: causal grouped-query attention without a T x T matrix in memory. Chapters 27 and 28.
 
-    out, lse = attention(qkv, heads=12, groups=4)               # one call
-    launches = forward(out, lse, qkv, heads, groups, scale)     # bound once, to run often: nothing is allocated
+    out, lse = attention(qkv, heads=12, groups=4)               # one call, which allocates its results
+    launches = forward(out, lse, qkv, heads, groups, scale)     # bound once to run often, allocates nothing
     run(launches)
 
-qkv: [B, T, (H + 2 G) C], as one product makes it: at each position H queries, G keys, G values of width C = 32, 64 or
-128, after RoPE; head h reads group h // (H // G). out: [B, T, H C]. lse: [B, H, T] float32, the natural logarithm of
-the sum of exp(scale q k), for the backward pass. Arrays are NumPy's or CuPy's, of bfloat16 (uint16, too), float16 or
+qkv: [B, T, (H + 2 G) C], packed: at each position H queries, G keys and G values of width C = 32, 64 or 128, after
+RoPE; head h reads group h // (H // G). out: [B, T, H C]. lse: [B, H, T] float32, the natural logarithm of the sum of
+exp(scale q k), which the backward pass needs. Arrays are NumPy's or CuPy's, of bfloat16 (also as uint16), float16 or
 float32.
 
-`ops/reference.py` has the mathematics, `kernels/attention_forward.cu` the kernels; here the tiles are chosen.
+The kernels are in `kernels/attention_forward.cu`; this module chooses their tiles. `ops/reference.py` has the same
+computation in NumPy.
 """
 
 import functools
@@ -24,13 +25,16 @@ from nanoeuler_lib.errors import NanoEulerError
 
 NUMBERS = {"bfloat16": "__nv_bfloat16", "uint16": "__nv_bfloat16", "float16": "__half", "float32": "float"}
 WIDTHS = 32, 64, 128
-TOGETHER = 32  # groups whose blocks run side by side, so that their keys and values stay in the cache
+TOGETHER = 32  # groups whose blocks run at the same time, so that their keys and values stay in the L2 cache
 
 
 @dataclass(frozen=True)
 class Card:
-    """What the choice of a tile depends on. capability: 75, 80, 86, ...; 90 only if wgmma is to be used; shared: the
-    bytes of shared memory that a block may have; processors: multiprocessors, on the CPU two."""
+    """Hold the properties of a GPU that the choice of a tile depends on.
+
+    capability: compute capability times 10 (75, 80, 86, ...), 90 only if the kernels may use wgmma; shared: bytes of
+    shared memory that a block may have; processors: number of multiprocessors, 2 on the CPU.
+    """
 
     capability: int
     shared: int
@@ -39,7 +43,7 @@ class Card:
 
 @functools.cache
 def card(where: str | None = None) -> Card:
-    """The GPU that kernels run on; on the CPU one of compute capability 8.6. NANOEULER_ARCH=80 hides Hopper's wgmma."""
+    """Return the GPU's properties; on the CPU, those of capability 8.6. NANOEULER_ARCH=80 hides Hopper's wgmma."""
     if (where or cuda.device()) == "cpu":
         return Card(86, 99 * 1024)
     import cupy
@@ -54,7 +58,7 @@ def card(where: str | None = None) -> Card:
 
 @dataclass(frozen=True)
 class Tile:
-    """One instance of a kernel: a block of `warps` warps takes `rows` rows of queries, and `keys` keys at a time."""
+    """Describe one instance of a kernel: a block of `warps` warps handles `rows` queries, `keys` keys at a time."""
 
     kernel: str
     rows: int
@@ -79,9 +83,10 @@ def _hopper_tile(number: str, width: int, values: int, blocks: int) -> Tile:
     return Tile(f"attention_forward_hopper<{number}, {width}, {values}, {blocks}>", 64, 64, 4, shared)
 
 
-# By width: keys, warps, rows of a warp / 16 and blocks that share a multiprocessor, of the tile for short texts, which
-# takes 48 KB of shared memory at most, and of that for long ones; the longest text that is short. Where one is best for
-# all it stands twice. (Chosen on an H200 among three to nine tiles each; benchmarks/gpu_attention.py times the chosen.)
+# For each head width: the tile for short texts, which takes at most 48 KB of shared memory; the tile for long texts;
+# the length up to which a text is short. A tile is (keys, warps, rows per warp / 16, blocks per multiprocessor). If one
+# tile is best for all lengths, it is listed twice. (Chosen on an H200 among three to nine tiles each;
+# benchmarks/gpu_attention.py measures the chosen ones.)
 SIXTEEN_BITS = {
     32: ((64, 4, 1, 4), (64, 4, 1, 4), 0),
     64: ((64, 4, 1, 4), (64, 4, 2, 2), 1024),
@@ -93,19 +98,20 @@ TF32 = {
     128: ((16, 4, 1, 1), (32, 8, 1, 1), 128),
 }
 PLAIN = {32: ((32, 4, 1, 2),) * 2 + (0,), 64: ((32, 4, 1, 2),) * 2 + (0,), 128: ((16, 4, 1, 1),) * 2 + (0,)}
-# By width: tiles of values and blocks that share a multiprocessor, of Hopper's tile of 64 rows and 64 keys.
+# For each head width: number of value tiles and blocks per multiprocessor, for the Hopper tile of 64 rows and 64 keys.
 HOPPER = {64: (2, 4), 128: (1, 3)}
 
 
 def tile(number: str, width: int, time: int, on: Card, tf32: bool = False) -> Tile:
-    """The tile for texts of `time` positions. number: as in NUMBERS; tf32: float32 on tensor cores, rounded to TF32.
+    """Return the tile for texts of `time` positions.
 
-    Raises NanoEulerError where the card has no instructions for these numbers.
+    number: C++ type, a value of NUMBERS; width: of a head; tf32: multiply float32 on tensor cores, rounded to TF32.
+    Raises NanoEulerError if the GPU has no tensor-core instructions for this type.
     """
     cores = number != "float" or tf32
     if cores and on.capability < 80:
         what = "TF32" if number == "float" else number
-        raise NanoEulerError(f"{what} needs tensor cores of compute capability 8.0, this card has {on.capability / 10}")
+        raise NanoEulerError(f"{what} needs compute capability 8.0 or later, this GPU has {on.capability / 10}")
     if number != "float" and on.capability == 90 and width in HOPPER:
         return _hopper_tile(number, width, *HOPPER[width])
     few, many, long = (SIXTEEN_BITS if number != "float" else TF32 if tf32 else PLAIN)[width]
@@ -132,11 +138,11 @@ def forward(
     checked: bool = True,
     on: Card | None = None,
 ) -> list[cuda.Launch]:
-    """The launches that fill `out` and `lse` (shapes above), bound to these arrays.
+    """Return the launches that compute `out` and `lse` from `qkv`, bound to these arrays (shapes: see the module).
 
-    scale: what scores are multiplied by, 1 / sqrt(C), or 1 where the queries have it already; tf32: float32 on tensor
-    cores, rounded to TF32; where, checked: as for cuda.module; on: the card to choose for, by default the one there is.
-    Raises NanoEulerError for arrays that do not fit each other or the kernels.
+    scale: factor of the scores, 1 / sqrt(C), or 1 if the queries already contain it; tf32: multiply float32 on tensor
+    cores, rounded to TF32; where, checked: as for cuda.module; on: the GPU to choose the tile for, by default the
+    present one. Raises NanoEulerError for arrays that do not fit each other or the kernels.
     """
     where = where or cuda.device()
     on = on or card(where)
@@ -150,33 +156,36 @@ def forward(
 
 
 def side_by_side(pairs: int, tiles: int, together: int) -> tuple[int, int, int]:
-    """A grid of the tiles of all pairs (a text, and a head or group): the first tile of so many, the second, ..."""
+    """Return a grid for `tiles` tiles of each pair (text and head, or text and group), `together` pairs at a time.
+
+    Blocks start in the order of x, y, z: the first tile of `together` pairs, then their second tile, and so on.
+    """
     together = min(together, pairs)
     return together, tiles, -(-pairs // together)
 
 
 def _checked_shapes(out, lse, qkv, heads: int, groups: int) -> tuple[str, int, int, int]:
-    """The type of the numbers, B, T and C."""
+    """Check the shapes and return the C++ type of the numbers, B, T and C."""
     if not (heads >= 1 and groups >= 1 and heads % groups == 0):
-        raise NanoEulerError(f"heads is a multiple of groups, got {heads} and {groups}")
+        raise NanoEulerError(f"heads must be a multiple of groups, got {heads} and {groups}")
     if qkv.ndim != 3 or qkv.shape[2] % (heads + 2 * groups) or qkv.size == 0:
-        raise NanoEulerError(f"qkv is [B, T, ({heads} + 2 x {groups}) C], got {qkv.shape}")
+        raise NanoEulerError(f"qkv must be [B, T, ({heads} + 2 x {groups}) C], got {qkv.shape}")
     batch, time, columns = qkv.shape
     width = columns // (heads + 2 * groups)
     if width not in WIDTHS:
-        raise NanoEulerError(f"the width of a head is 32, 64 or 128, got {width}: qkv is {qkv.shape}")
+        raise NanoEulerError(f"head width must be 32, 64 or 128, got {width}: qkv is {qkv.shape}")
     number = NUMBERS.get(qkv.dtype.name)
     if number is None:
-        raise NanoEulerError(f"qkv is of bfloat16 (or uint16), float16 or float32, got {qkv.dtype}")
+        raise NanoEulerError(f"qkv must be bfloat16 (or uint16), float16 or float32, got {qkv.dtype}")
     for name, array, shape, dtype in (
         ("out", out, (batch, time, heads * width), qkv.dtype),
         ("lse", lse, (batch, heads, time), np.dtype("float32")),
     ):
         if array.shape != shape or array.dtype != dtype:
-            raise NanoEulerError(f"{name} is {shape} of {dtype}, got {array.shape} of {array.dtype}")
+            raise NanoEulerError(f"{name} must be {shape} of {dtype}, got {array.shape} of {array.dtype}")
     for name, array in (("qkv", qkv), ("out", out)):
         if _address(array) % 16:
-            raise NanoEulerError(f"{name} starts at a multiple of 16 bytes, got {_address(array) % 16} more")
+            raise NanoEulerError(f"{name} must start at a multiple of 16 bytes, got {_address(array) % 16} more")
     return number, batch, time, width
 
 
@@ -185,13 +194,13 @@ def _address(array) -> int:
 
 
 def run(launches: list[cuda.Launch]) -> None:
-    """One after another."""
+    """Run the launches one after another."""
     for launch in launches:
         launch()
 
 
 def attention(qkv, heads: int, groups: int, scale: float | None = None, **options):
-    """out and lse of `forward`, in new arrays. scale: by default 1 / sqrt(C); options: those of `forward`."""
+    """Return `out` and `lse` of causal attention in new arrays. scale: default 1 / sqrt(C); options: of `forward`."""
     xp = cuda.array_module(options.get("where"))
     batch, time, columns = qkv.shape
     width = columns // (heads + 2 * groups)

@@ -1,11 +1,11 @@
-"""FlashAttention's backward pass: gradients of `flash.forward` from its log-sum-exp, with no T x T matrix. Chapter 28.
+"""FlashAttention's backward pass: gradients of `flash.forward` without a T x T matrix in memory. Chapter 28.
 
-    launches = backward(dqkv, delta, dout, out, lse, qkv, heads, groups, scale)   # bound once, to run often
+    launches = backward(dqkv, delta, dout, out, lse, qkv, heads, groups, scale)   # bound once to run often
     run(launches)
 
-By default there are two kernels, and each alone writes its results: one owns queries and makes dq and delta, the other
-owns keys and makes dk and dv. Two runs agree to the bit. `kernels/attention_backward.cu` has them; here their tiles are
-chosen.
+By default there are two kernels. In one, each block owns some queries and computes their dq and delta; in the other,
+each block owns some keys and computes their dk and dv. No number is written by two blocks, so two runs give bitwise
+identical results. The kernels are in `kernels/attention_backward.cu`; this module chooses their tiles.
 """
 
 import functools
@@ -17,16 +17,16 @@ from nanoeuler_lib import cuda
 from nanoeuler_lib.engine.flash import Card, _address, _checked_shapes, card, side_by_side
 from nanoeuler_lib.errors import NanoEulerError
 
-HEADS_TOGETHER, GROUPS_TOGETHER = 32, 64  # so many have their blocks side by side, the longest first
+HEADS_TOGETHER, GROUPS_TOGETHER = 32, 64  # heads or groups whose blocks run at the same time, longest blocks first
 SHORT = 64  # positions up to which a block of 128 rows would be half empty
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A block of `warps` warps has `rows` rows and takes `step` of the others at a time.
+    """Describe a block's tile: `warps` warps own `rows` queries (or keys) and read `step` keys (or queries) at once.
 
-    blocks: how many share a multiprocessor, which bounds a thread's registers; hold: how many of its two matrices stay
-    in registers as fragments, 0 to 2 (for queries 0 or 2).
+    blocks: number of blocks per multiprocessor, which limits a thread's registers; hold: how many of the block's two
+    own matrices stay in registers as fragments, 0 to 2 (0 or 2 in the queries' kernel).
     """
 
     rows: int
@@ -36,12 +36,13 @@ class Tile:
     hold: int = 2
 
     def bytes(self, width: int, size: int) -> int:
-        """Bytes of shared memory for heads of `width` numbers of `size` bytes each."""
+        """Return the bytes of shared memory for heads of `width` numbers of `size` bytes each."""
         return (2 * self.rows + 4 * self.step) * width * size + 16 * self.step
 
 
-# By the bytes of a row: the KB of shared memory from which on, tiles of the queries' kernel and of the keys' one. Two
-# blocks or more fit a multiprocessor, but for the widest rows. (Sweeps on an H200; those for less memory are untried.)
+# By bytes per row: (KB of shared memory needed, tile of the queries' kernel, tile of the keys' kernel). Two blocks or
+# more fit on a multiprocessor, except for the widest rows. (Found by sweeps on an H200; the tiles for less shared
+# memory are untested.)
 SMALL, MEDIUM = Tile(64, 32, 4), Tile(64, 64, 4, 3)
 TILES = {
     64: [(150, *[Tile(128, 128, 4, 3)] * 2), (99, *[Tile(128, 64, 4)] * 2), (48, SMALL, SMALL)],
@@ -57,15 +58,16 @@ TILES = {
 
 
 def tiles(size: int, width: int, time: int, shared: int, cores: bool = True) -> tuple[Tile, Tile]:
-    """Tiles of the queries' kernel and of the keys' one, for numbers of `size` bytes and texts of `time` positions.
+    """Return the tiles of the queries' kernel and of the keys' kernel for texts of `time` positions.
 
-    shared: bytes of shared memory that a block may have; cores: the products run on tensor cores, not by shuffles,
-    which take many registers. Raises NanoEulerError where none fits.
+    size: bytes per number; width: of a head; shared: bytes of shared memory that a block may have; cores: whether the
+    products run on tensor cores (without them they take more registers, so no matrix is held there). Raises
+    NanoEulerError if no tile fits.
     """
     for least, *pair in TILES[size * width]:
         if shared >= least << 10 and (time > SHORT or pair[0].rows <= SHORT):
             return tuple(tile if cores else replace(tile, hold=0) for tile in pair)
-    raise NanoEulerError(f"heads of {width} numbers take {least} KB of shared memory, got {shared} bytes")
+    raise NanoEulerError(f"heads of {width} numbers need {least} KB of shared memory, got {shared} bytes")
 
 
 def backward(
@@ -86,13 +88,13 @@ def backward(
     checked: bool = True,
     on: Card | None = None,
 ) -> list[cuda.Launch]:
-    """The launches, to run in this order, that fill dqkv and delta from what stands in the other arrays.
+    """Return the launches, in the order to run them, that compute dqkv and delta from the other arrays.
 
     qkv, dqkv: [B, T, (H + 2G) C]; out, dout: [B, T, H C]; lse, delta: [B, H, T] float32; scale, tf32, where, checked,
-    on: as for `flash.forward`. tables: RoPE's cosines and sines, [T, C/2] float32 each, if gradients of what q and k
-    were before they were turned are wanted. work: [B, H, T, C] float32 to add up dq in, for five products in place of
-    seven, at the price of an order that is chance. A launch allocates nothing. Raises NanoEulerError for arrays that do
-    not fit each other or the kernels. Dao 2023, algorithm 2; chapter 28.
+    on: as for `flash.forward`. tables: RoPE's cosines and sines, [T, C/2] float32 each, to get the gradients with
+    respect to q and k before RoPE. work: [B, H, T, C] float32, in which atomic additions sum dq: that takes five
+    products instead of seven, but the order of the additions varies from run to run. A launch allocates nothing. Raises
+    NanoEulerError for arrays that do not fit each other or the kernels. Dao 2023, algorithm 2; chapter 28.
     """
     where = where or cuda.device()
     on = on or card(where)
@@ -102,13 +104,13 @@ def backward(
     cores = number != "float" or tf32
     size, turn = qkv.dtype.itemsize, tables is not None
     of_queries, of_keys = tiles(size, C, T, on.shared, cores)
-    if work is not None:  # room for dS beside the tiles
+    if work is not None:  # dS needs shared memory as well
         of_keys = replace(of_keys, step=min(of_keys.step, 64), hold=0)
     if work is not None and size * of_keys.step < 64:
-        raise NanoEulerError(f"`work` with heads of {C} numbers takes 80 KB of shared memory, got {on.shared} bytes")
+        raise NanoEulerError(f"`work` with heads of {C} numbers needs 80 KB of shared memory, got {on.shared} bytes")
     names = _names(number, cores, C, of_queries, of_keys, turn, work is not None)
     kernels = _module(names, where, checked)
-    cosine, sine = tables if turn else (lse, lse)  # any arrays: they are not read
+    cosine, sine = tables if turn else (lse, lse)  # without tables, any arrays do: the kernels do not read them
     shape, options = (T, heads, groups, float(scale)), {"seconds": 60.0}
     keys = kernels[names[1]].bind(
         side_by_side(B * groups, -(-T // of_keys.rows), GROUPS_TOGETHER), 32 * of_keys.warps,
@@ -120,7 +122,7 @@ def backward(
         grid = side_by_side(B * heads, -(-T // of_queries.rows), HEADS_TOGETHER)
         shared = of_queries.bytes(C, size)
         return [kernels[names[0]].bind(grid, 32 * of_queries.warps, arguments, shared, **options), keys]
-    few = min(1024, -(-B * heads * T // 8))  # blocks, of eight rows at a time
+    few = min(1024, -(-B * heads * T // 8))  # blocks, each of which takes eight rows at a time
     return [
         kernels[names[0]].bind(few, 256, (out, dout, delta, work, B, T, heads), **options),
         keys,
@@ -129,8 +131,6 @@ def backward(
 
 
 def _names(number: str, cores: bool, C: int, of_queries: Tile, of_keys: Tile, turn: bool, atomic: bool):
-    """The instances of the templates, in the order of their launch."""
-
     def name(kernel, *arguments):
         written = (str(a).lower() if isinstance(a, bool) else str(a) for a in arguments)
         return f"attention_backward_{kernel}<{', '.join(written)}>"
@@ -151,16 +151,14 @@ def _module(names: tuple[str, ...], where: str, checked: bool) -> cuda.Module:
 
 
 def _check_number(number: str, tf32: bool, on: Card) -> None:
-    """Refuse a type of numbers that the kernels, or this GPU, do not have."""
     if number == "__half":
-        raise NanoEulerError("the backward pass takes bfloat16 (or uint16) and float32, got float16")
+        raise NanoEulerError("qkv must be bfloat16 (or uint16) or float32 in the backward pass, got float16")
     if (number != "float" or tf32) and on.capability < 80:
         what = "TF32" if tf32 else "bfloat16"
-        raise NanoEulerError(f"{what} takes compute capability 8.0 or later, this card has {on.capability / 10}")
+        raise NanoEulerError(f"{what} needs compute capability 8.0 or later, this GPU has {on.capability / 10}")
 
 
 def _check_arrays(dqkv, delta, dout, lse, qkv, out, tables, work, C: int) -> None:
-    """Check the arrays that the forward pass does not have."""
     single = np.dtype("float32")
     wanted = [("dqkv", dqkv, qkv.shape, qkv.dtype), ("dout", dout, out.shape, qkv.dtype)]
     wanted += [("delta", delta, lse.shape, single)]
@@ -168,6 +166,6 @@ def _check_arrays(dqkv, delta, dout, lse, qkv, out, tables, work, C: int) -> Non
     wanted += [("work", work, (*lse.shape, C), single)] if work is not None else []
     for name, array, shape, dtype in wanted:
         if array.shape != shape or array.dtype != dtype:
-            raise NanoEulerError(f"{name} is {shape} of {dtype}, got {array.shape} of {array.dtype}")
+            raise NanoEulerError(f"{name} must be {shape} of {dtype}, got {array.shape} of {array.dtype}")
         if name != "delta" and _address(array) % 16:
-            raise NanoEulerError(f"{name} starts at a multiple of 16 bytes, got {_address(array) % 16} more")
+            raise NanoEulerError(f"{name} must start at a multiple of 16 bytes, got {_address(array) % 16} more")

@@ -1,4 +1,4 @@
-"""The model on a GPU: `model.GPT`'s methods, with NumPy's arrays in and out."""
+"""The model on a GPU: `GPT` has the methods of `model.GPT` and takes and returns NumPy arrays."""
 
 import math
 from collections.abc import Mapping
@@ -25,15 +25,15 @@ from nanoeuler_lib.engine.memory import (
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import backward, forward, head_weights, loss_scale, parameter_shapes
 
-PLANS = 32  # kept at most: fine-tuning has a shape for each length of its rows
+PLANS = 32  # most plans that are kept: fine-tuning needs one for each length of its rows
 
 
 class GPT(model.GPT):
-    """`model.GPT` on the GPU: the same methods, NumPy's arrays in and out.
+    """Run a model on the GPU: the same methods as `model.GPT`, with NumPy arrays in and out.
 
-    params: a `model.Parameters`, by default fresh ones of `seed`; precision: see `engine`; where, checked, on: as for
-    `program.Program`; kernels: a reader's, by default those of `engine.use`. Raises NanoEulerError for a model or a
-    precision that kernels or the card do not take.
+    params: a `model.Parameters`, by default newly initialised from `seed`; precision: see `engine`; where, checked, on:
+    as for `program.Program`; kernels: a reader's, by default those of `engine.use`. Raises NanoEulerError for a model
+    or a precision that the kernels or the GPU do not support, OutOfMemory if the weights do not fit.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class GPT(model.GPT):
         return layout(self.config)[2] * (4 if self.half == np.float32 else 6)
 
     def _take_memory(self):
-        """Parameters, and what products read of them: `weights`, by name."""
+        """Allocate the parameters, and `weights`, the arrays by name that the kernels read."""
         config, where = self.config, self.program.where
         self.params = Parameters(config, where)
         self.copy = None if self.half == np.float32 else Parameters(config, where, self.half)
@@ -71,43 +71,40 @@ class GPT(model.GPT):
 
     @property
     def keep_x(self) -> bool:
-        """Whether each norm keeps the residual stream that it read: the chapters' kernels and a reader's ask for it."""
+        """Whether each norm keeps its input, the residual stream: only the unfused kernels read it again."""
         return self._op() is not self.program
 
     @property
     def size(self) -> int:
-        """Number of parameters."""
+        """The number of parameters."""
         return sum(math.prod(shape) for shape in parameter_shapes(self.config).values())
 
     def fill(self, host: Mapping) -> None:
-        """Take the numbers of NumPy's arrays of the same names."""
+        """Set the parameters to the numbers of NumPy arrays with the same names."""
         self.params.fill(host)
         if self.copy is not None:
             self.program.round_to(self.copy.flat, self.params.flat)
             program.run(self.program.take())
 
     def plan(self, batch: int, time: int) -> Plan:
-        """The plan for [batch, time]. The last ones are kept; when a plan goes, its CUDA graphs go with it.
+        """Return the plan for [batch, time]. The most recent plans are kept, with their CUDA graphs.
 
-        All plans share one block of memory: a plan's buffers keep their contents until another plan is used.
+        All plans share one block of memory, so a plan's buffers keep their contents only until another plan is used.
         """
         key = batch, time, self._op()
         self._plan = self._plans.pop(key, None) or Plan(self, *key)
-        self._plans[key] = self._plan  # behind all others
+        self._plans[key] = self._plan  # the most recently used plan is the last entry
         if len(self._plans) > PLANS:
             del self._plans[next(iter(self._plans))]
         return self._plan
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of the memory that plans share."""
+        """The bytes of the memory that plans share."""
         return 0 if self._block is None else self._block.bytes.size
 
     def block(self, size: int) -> Block:
-        """The memory that plans share, of at least so many bytes. If it has to grow, earlier plans are dropped.
-
-        Raises OutOfMemory where it cannot; then earlier plans stay.
-        """
+        """Return the shared memory, at least `size` bytes; growing it drops all plans. On OutOfMemory they are kept."""
         has, where = self.block_bytes, self.program.where
         if has < size:
             what = "the work space of a batch"
@@ -115,23 +112,23 @@ class GPT(model.GPT):
             if size > (free := free_bytes(where) + has):
                 raise OutOfMemory(f"out of memory: {what} takes {gib(size)}, {gib(free)} are free: {change}")
             self._plans.clear()
-            self._plan = self._block = None  # its memory goes first
+            self._plan = self._block = None  # free the old memory first
             with room_for(what, size, where, change):
                 self._block = Block(where, size)
         return self._block
 
     def _op(self):
-        """The composites in use: the fused ones, or those with a reader's kernels."""
+        """Return the operations in use: the fused ones, or the unfused ones with a reader's kernels."""
         if functions := ops.functions():
             raise NanoEulerError(
-                f"ops.use({min(functions)}=...) puts a NumPy function into a model on the CPU, this one runs as on a "
-                "GPU: expected engine.use(kernels)"
+                f"ops.use({min(functions)}=...) replaces a function of models on the CPU, but this one is on the GPU "
+                "engine: take engine.use(kernels)"
             )
         kernels = self.kernels or unfused.kernels_in_use()
         if kernels is None:
             return self.program
         if self.precision != "float32":
-            raise NanoEulerError(f"engine.use(kernels) is for precision float32, this model has {self.precision}")
+            raise NanoEulerError(f"precision must be float32 with engine.use(kernels), got {self.precision}")
         if self._unfused is None or self._unfused.kernels is not kernels:
             p = self.program
             self._unfused = unfused.Unfused(self.config, kernels, p.where, p.checked, p.on)
@@ -143,14 +140,14 @@ class GPT(model.GPT):
         return tokens, plan, plan.list("forward", lambda: forward(self.weights, plan, plan.tokens))
 
     def hidden(self, tokens: np.ndarray) -> np.ndarray:
-        """The trunk's output for tokens [B, T]: [B, T, D], what the prediction heads read."""
+        """Return the input of the prediction heads for tokens [B, T]: [B, T, D], after the last norm."""
         tokens, plan, trunk = self._forward(tokens)
         plan.put(tokens)
         program.run(trunk)
         return download(plan.y_final).reshape(*tokens.shape, self.config.dim)
 
     def logits(self, tokens: np.ndarray, head: int = 0) -> np.ndarray:
-        """Logits of one prediction head for tokens [B, T]: [B, T, V]."""
+        """Return the logits of one prediction head for tokens [B, T]: [B, T, V]."""
         V = self.config.vocab_size
         tokens, plan, trunk = self._forward(tokens)
         plan.put(tokens)
@@ -161,10 +158,10 @@ class GPT(model.GPT):
         return download(logits).reshape(*tokens.shape, V)
 
     def losses(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Nats at each position, without gradients.
+        """Return the loss at each position in nats, without gradients.
 
         tokens: [B, T]; targets: [B, T] for head 0, or [B, T, K] for the first K heads. Returns an array like targets,
-        0 where the target is -1. Where memory does not suffice for all rows, a half of them follows the other.
+        0 where the target is -1. If memory does not suffice for all rows, they are computed in two halves.
         """
         try:
             tokens, plan, trunk = self._forward(tokens)
@@ -188,11 +185,11 @@ class GPT(model.GPT):
         return download(losses).reshape(targets.shape)
 
     def draws(self, propose: int) -> bool:
-        """Whether a decoder of this model draws tokens itself, with so many proposals: `Decoder.rounds`."""
+        """Return whether a decoder of this model can sample on the GPU with so many proposals: `Decoder.rounds`."""
         return 0 <= propose < self.config.predict and draws(self.config, propose)
 
     def decoder(self, ahead: int = 0) -> "Decoder":
-        """A decoder of this model, which has seen nothing yet and asks so many of the later heads."""
+        """Return a new decoder of this model that also computes the logits of the first `ahead` later heads."""
         c, where = self.config, self.program.where
         count = self.size + (ahead + 1 - c.predict) * c.dim * c.vocab_size - self.params["embed"].size
         size = (count + 2 * c.layers * c.kv_heads * c.context * c.head_dim) * self.half.itemsize
@@ -201,7 +198,7 @@ class GPT(model.GPT):
             return Decoder(self, ahead)
 
     def loss_and_gradients(self, tokens: np.ndarray, targets: np.ndarray, weights=None):
-        """The loss and its gradient with respect to every parameter, a `model.Parameters`.
+        """Return the loss in nats, and its gradient with respect to every parameter, a `model.Parameters`.
 
         tokens: [B, T]; targets: [B, T, K], -1 for "no target"; weights: [K], by default `head_weights(config)`.
         """

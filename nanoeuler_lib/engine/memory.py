@@ -1,7 +1,4 @@
-"""Parameters, the optimiser's state and every buffer of a step, in the device's memory.
-
-`shapes` is the whole plan on one page; `bytes_needed` says what it costs before a run starts.
-"""
+"""Device memory of the engine: parameters, the optimiser's state and every buffer of a training step."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -20,12 +17,12 @@ from nanoeuler_lib.model import optim, parameter_shapes
 from nanoeuler_lib.model.plan import Array, Layer, StepBuffers
 from nanoeuler_lib.ops import reference
 
-ALIGN = 64  # numbers: a tensor begins at a multiple of 256 bytes, of 128 as bfloat16
+ALIGN = 64  # numbers; so a tensor begins at a multiple of 256 bytes (128 in bfloat16)
 SMALLER = "take a smaller model (--preset, --dim, --layers), or --device cpu"
-RESERVED = 192 << 20  # bytes of a card for what is not counted: kernels, graphs, cuBLASLt's work space
-LOGIT_ROWS = 256  # positions whose logits exist at one time, where they find no other buffer to lie in
-# Buffers that lie in another's memory, which is not in use while they are. The forward pass needs x, and those on the
-# right below it; `heads_loss` the logits; the backward pass the others.
+RESERVED = 192 << 20  # bytes of GPU memory set aside for kernels, CUDA graphs and cuBLASLt's work space
+LOGIT_ROWS = 256  # positions whose logits are computed at a time if they fit into no other buffer
+# Buffers (left) that reuse the memory of another one (right), which is not in use at the same time. The forward pass
+# needs x and the buffers on the right below it; `heads_loss` needs the logits; the backward pass needs the others.
 SHARED = {
     "x": "dx_full",
     "dy": "update",
@@ -37,12 +34,12 @@ SHARED = {
 
 
 class OutOfMemory(NanoEulerError):
-    """A device has too little free memory: for what, the bytes wanted and free, and what to change."""
+    """Report that a device has too little free memory: for what, the bytes needed and free, and what to change."""
 
 
 @contextmanager
 def room_for(what: str, size: int, where: str, change: str) -> Iterator[None]:
-    """Raises OutOfMemory where the block, which takes `size` bytes in all, does not find them on the device."""
+    """Raise OutOfMemory, naming the purpose `what` and the advice `change`, if the `with` block lacks `size` bytes."""
     free = free_bytes(where)
     try:
         if size > free:
@@ -56,19 +53,19 @@ def room_for(what: str, size: int, where: str, change: str) -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error is CuPy's or NumPy's of too little memory, or one of CUDA's own, as where a graph finds none."""
+    """Return whether an error means too little memory: from CuPy, from NumPy or from CUDA itself (as for a graph)."""
     return isinstance(error, MemoryError | OutOfMemory) or (
         isinstance(error, RuntimeError) and "out of memory" in str(error).lower().replace("_", " ")
     )
 
 
 def gib(size: int) -> str:
-    """Bytes in words."""
+    """Format a number of bytes as GiB."""
     return f"{size / 2**30:.2f} GiB"
 
 
 def upload(to, values) -> None:
-    """Copy NumPy's numbers into an array of the device, rounded to its type."""
+    """Copy the numbers of a NumPy array into a device array, converted to its type."""
     values = np.ascontiguousarray(np.asarray(values).reshape(to.shape), to.dtype)
     if isinstance(to, np.ndarray):
         to[...] = values
@@ -77,13 +74,13 @@ def upload(to, values) -> None:
 
 
 def download(array) -> np.ndarray:
-    """A NumPy array of what a device's array holds; of bfloat16 as float32."""
+    """Return a device array as a new NumPy array; bfloat16 becomes float32."""
     host = array.copy() if isinstance(array, np.ndarray) else array.get()
     return from_bfloat16(host) if host.dtype == np.uint16 else host
 
 
 def pinned(where: str, shape: tuple[int, ...], dtype) -> np.ndarray:
-    """A NumPy array of zeros that a card copies from and to without help of the processor."""
+    """Return a NumPy array of zeros in page-locked memory, from and to which a GPU copies asynchronously."""
     if where == "cpu":
         return np.zeros(shape, dtype)
     import cupyx
@@ -92,7 +89,7 @@ def pinned(where: str, shape: tuple[int, ...], dtype) -> np.ndarray:
 
 
 def mapped(where: str, shape: tuple[int, ...], dtype) -> tuple[np.ndarray, Any]:
-    """`pinned` memory, and the same as an array of the device, whose kernels write to it over the bus."""
+    """Return `pinned` memory twice: as a NumPy array and as a device array, to which kernels write over the bus."""
     host = pinned(where, shape, dtype)
     if where == "cpu":
         return host, host
@@ -103,9 +100,9 @@ def mapped(where: str, shape: tuple[int, ...], dtype) -> tuple[np.ndarray, Any]:
 
 
 def layout(config: ModelConfig) -> tuple[dict[str, int], int, int]:
-    """Where each tensor begins in a flat array, where gains begin behind the last matrix, and where the array ends."""
+    """Return where each tensor begins, where the gains (after all matrices) do, and the length: multiples of ALIGN."""
     shapes, starts, end, gains = parameter_shapes(config), {}, 0, 0
-    # stable: the order but for the gains
+    # the sort is stable, so only the gains change places
     for name in sorted(shapes, key=lambda name: len(shapes[name]) == 1):
         starts[name], end = end, end + -(-math.prod(shapes[name]) // ALIGN) * ALIGN
         gains = end if len(shapes[name]) == 2 else gains
@@ -113,10 +110,11 @@ def layout(config: ModelConfig) -> tuple[dict[str, int], int, int]:
 
 
 class Parameters(model.Parameters):
-    """All parameters (or gradients, or moments) in the device's memory: one flat array, matrices first, then gains.
+    """Hold all parameters (or gradients, or moments) in device memory as one flat array, matrices before gains.
 
-    Each tensor begins at a multiple of 256 bytes, with zeros between them. The first `decayed` numbers belong to
-    matrices; `outside`: the two parts of the array around the matrices inside blocks.
+    Each tensor begins at a multiple of ALIGN numbers, with zeros in the gaps. `decayed`: length of the part that holds
+    the matrices, which weight decay applies to; `outside`: the two slices of the array around the matrices of the
+    blocks, which AdamW updates if Muon updates the rest.
     """
 
     def __init__(self, config: ModelConfig, where: str, dtype=np.float32):
@@ -130,13 +128,13 @@ class Parameters(model.Parameters):
         }
 
     def fill(self, host: Mapping) -> "Parameters":
-        """Take the numbers of NumPy's arrays of the same names."""
+        """Copy the numbers of NumPy arrays with the same names into this one, and return it."""
         for name, view in self.items():
             upload(view, host[name])
         return self
 
     def host(self) -> model.Parameters:
-        """The same as NumPy's arrays."""
+        """Return a copy as NumPy arrays."""
         host = model.Parameters(self.config)
         for name, view in self.items():
             host[name][...] = download(view)
@@ -144,10 +142,7 @@ class Parameters(model.Parameters):
 
 
 class AdamW:
-    """First and second moments of every parameter in the device's memory. The face of `optim.AdamW` without `update`.
-
-    Serves Muon, too, with the momentum of its matrices in `m`.
-    """
+    """Hold both moments of every parameter in device memory; Muon keeps the momentum of its matrices in `m`."""
 
     def __init__(self, shape: ModelConfig, config: TrainConfig, where: str):
         self.config, self.step = config, 0
@@ -156,7 +151,7 @@ class AdamW:
 
     @classmethod
     def of(cls, host: optim.AdamW, shape: ModelConfig, where: str) -> "AdamW":
-        """The same state in the device's memory."""
+        """Return a copy of an optimiser's state in device memory."""
         state = cls(shape, host.config, where)
         state.m.fill(host.m), state.v.fill(host.v)
         state.step = host.step
@@ -164,11 +159,11 @@ class AdamW:
 
 
 def shapes(config: ModelConfig, batch: int, time: int, keep_x: bool = False, processors: int = 2):
-    """Shapes and types of the buffers of a step: of each layer, of the whole step, and scratch space.
+    """Return the shapes and types of a step's buffers in three dicts: for each layer, for the whole step, and scratch.
 
-    N = B T positions. Type "n" is what products multiply, "f" float32, "i" int32. One buffer x is the residual stream
-    of all layers: the backward pass of a norm finds what it needs of it in y. With `keep_x`, for kernels that read x,
-    each norm has its own.
+    N = B T positions. Type "n" is the type that products multiply (float32 or bfloat16), "f" is float32, "i" int32. All
+    layers share one buffer x for the residual stream, because a norm's backward pass needs only its output y. With
+    `keep_x`, for kernels that read x, each norm keeps its own. processors: multiprocessors of the GPU.
     """
     B, T, N = batch, time, batch * time
     D, F, V, K = config.dim, config.ffn, config.vocab_size, config.predict
@@ -177,7 +172,7 @@ def shapes(config: ModelConfig, batch: int, time: int, keep_x: bool = False, pro
         rstd1=("f", N),
         y1=("n", N, D),
         qkv=("n", N, (H + 2 * G) * C),
-        softmax_stats=("f", B, H, T),  # of exp(scores), kept as their logarithm
+        softmax_stats=("f", B, H, T),  # logarithms of the row sums of exp(scores)
         attended=("n", N, H * C),
         rstd2=("f", N),
         y2=("n", N, D),
@@ -204,9 +199,9 @@ def shapes(config: ModelConfig, batch: int, time: int, keep_x: bool = False, pro
     scratch = dict(
         order=("i", N),  # positions sorted by token
         sorted_tokens=("i", N),  # their tokens
-        shares=("i", embedding.most_shares(N, V), 6),  # and which block adds what
+        shares=("i", embedding.most_shares(N, V), 6),  # which block adds what
         gain_parts=("f", min(N, program.NORM_BLOCKS * processors), D),
-        along=("f", B, H, T),  # of attention's backward pass: dout . out
+        along=("f", B, H, T),  # dout . out in attention's backward pass
         loss_parts=("f", max(1, min(64, N // 64)), K),
         logits=("n", logit_rows, K * V),
     )
@@ -217,9 +212,9 @@ def shapes(config: ModelConfig, batch: int, time: int, keep_x: bool = False, pro
 
 
 def muon_groups(config: ModelConfig) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """Muon's matrices by shape [R, C]: where each begins in the flat array, how far its rows are apart; both in fours.
+    """Return Muon's matrices by shape [R, C]: the start of each in the flat array, and its row stride.
 
-    Raises NanoEulerError if columns are no multiple of 4.
+    Both are counted in units of 4 numbers. Raises NanoEulerError if a number of columns is not a multiple of 4.
     """
     groups, starts = {}, layout(config)[0]
     for name, (rows, *row) in parameter_shapes(config).items():
@@ -227,7 +222,7 @@ def muon_groups(config: ModelConfig) -> dict[tuple[int, int], list[tuple[int, in
         for width in optim.muon_widths(name, config) if optim.moved_by_muon(name) else ():
             if first % 4 or width % 4 or row[0] % 4:
                 raise NanoEulerError(
-                    f"columns of Muon's matrices are multiples of 4, got {width} of {row[0]} in {name}"
+                    f"Muon's matrices must have a multiple of 4 columns, got {width} of {row[0]} in {name}"
                 )
             groups.setdefault((rows, width), []).append((first // 4, row[0] // 4))
             first += width
@@ -235,7 +230,7 @@ def muon_groups(config: ModelConfig) -> dict[tuple[int, int], list[tuple[int, in
 
 
 def muon_shapes(groups: Mapping[tuple[int, int], list]) -> dict[str, tuple]:
-    """Muon's scratch space: all matrices of the largest group twice, two Gram matrices of each, and sums."""
+    """Return shapes and types of Muon's scratch space: the largest group twice, Gram matrices and partial sums."""
     sizes = [(len(places), R * C, min(R, C) ** 2) for (R, C), places in groups.items()]
     whole, gram = (max(n * size[which] for n, *size in sizes) for which in (0, 1))
     parts = program.MUON_PARTS * max(n for n, *_ in sizes)
@@ -249,7 +244,7 @@ def muon_shapes(groups: Mapping[tuple[int, int], list]) -> dict[str, tuple]:
 
 
 def muon_work(groups: Mapping[tuple[int, int], list], precision: str, where: str) -> SimpleNamespace:
-    """That space in a device's memory, and the groups: (R, C, places [n, 2])."""
+    """Allocate Muon's scratch space (`muon_shapes`) on the device, and copy the groups there: (R, C, places [n, 2])."""
     types = {"n": np.dtype(np.uint16 if precision == "bfloat16" else np.float32), "f": np.dtype(np.float32)}
     xp = cuda.array_module(where)
     work = {name: xp.zeros(shape, types[kind]) for name, (kind, shape) in muon_shapes(groups).items()}
@@ -259,7 +254,7 @@ def muon_work(groups: Mapping[tuple[int, int], list], precision: str, where: str
 def bytes_needed(
     config: ModelConfig, batch: int, time: int, precision: str, keep_x: bool = False, optimizer: str = "adamw"
 ) -> dict[str, int]:
-    """Bytes that training takes: states (weights, their copies, gradients, moments), and buffers for [batch, time]."""
+    """Return the bytes of `states` (weights, copies, gradients, moments) and of `buffers` for [batch, time] tokens."""
     count = sum(-(-math.prod(shape) // ALIGN) * ALIGN for shape in parameter_shapes(config).values())
     buffers = sum(room(*one) for one in buffers_of(config, batch, time, precision, keep_x).values())
     copies = 2 if precision == "bfloat16" else 0
@@ -272,7 +267,7 @@ def bytes_needed(
 def buffers_of(
     config: ModelConfig, batch: int, time: int, precision: str, keep_x: bool = False, processors: int = 2
 ) -> dict[tuple[str, int], tuple[tuple, np.dtype]]:
-    """Shape and type of each buffer of a plan with memory of its own, by name and layer (0: of the whole step)."""
+    """Return shape and dtype of each buffer with its own memory, by name and layer (0 for the whole step's)."""
     half = np.uint16 if precision == "bfloat16" else np.float32
     types = {"n": np.dtype(half), "f": np.dtype(np.float32), "i": np.dtype(np.int32)}
     layer, step, scratch = shapes(config, batch, time, keep_x, processors)
@@ -287,7 +282,7 @@ def buffers_of(
 
 
 def housed_in(buffers: dict) -> dict[str, str]:
-    """Which buffers of `shapes` lie in the memory of which other: the pairs of SHARED where the first one fits."""
+    """Return which buffers of `shapes` reuse another's memory: the pairs of SHARED in which the first one fits."""
     return {
         name: other
         for name, other in SHARED.items()
@@ -296,7 +291,7 @@ def housed_in(buffers: dict) -> dict[str, str]:
 
 
 def free_bytes(where: str) -> int:
-    """Bytes of memory that are free on the GPU, with those that CuPy keeps for later; on the CPU 2 GiB are taken."""
+    """Return the bytes free on the GPU, including those that CuPy's pool holds; for the CPU, 2 GiB are assumed."""
     if where == "cpu":
         return 2 << 30
     import cupy
@@ -305,13 +300,13 @@ def free_bytes(where: str) -> int:
 
 
 class Block:
-    """Device memory that the buffers of all plans share: each plan's begin at its start, for one works at a time."""
+    """Hold the device memory that the buffers of all plans share; only one plan is in use at a time."""
 
     def __init__(self, where: str, size: int):
         self.bytes = cuda.array_module(where).empty(size, np.uint8)
 
     def arrays(self, wanted: Mapping[Any, tuple[tuple, np.dtype]]) -> dict:
-        """Arrays of the shapes and types given, one behind the other, under the same keys."""
+        """Return arrays of the given shapes and dtypes, laid out one after another, under the same keys."""
         arrays, end = {}, 0
         for key, (shape, dtype) in wanted.items():
             start, end = end, end + room(shape, dtype)
@@ -321,15 +316,15 @@ class Block:
 
 
 def room(shape: tuple, dtype: np.dtype) -> int:
-    """Bytes from where an array begins to where the next one may."""
+    """Return the bytes that an array occupies in a `Block`, rounded up to the alignment."""
     return -(-math.prod(shape) * dtype.itemsize // (4 * ALIGN)) * 4 * ALIGN
 
 
 class Plan(StepBuffers):
-    """The buffers for a batch of B sequences of T tokens, in the device's memory, and the lists that fill them.
+    """Hold the device buffers for a batch of B sequences of T tokens, and the lists of launches that fill them.
 
-    Attributes as of `plan.Plan`. owner: the `engine.GPT` that runs here; writer: the program that writes the lists, by
-    default the owner's. Raises NanoEulerError when `time` is not in 1..config.context.
+    The attributes are those of `plan.Plan`. owner: the `engine.GPT` that runs here; writer: the program that records
+    the lists, by default the owner's. Raises NanoEulerError if `time` is not in 1..config.context.
     """
 
     tokens: Array
@@ -340,7 +335,7 @@ class Plan(StepBuffers):
     def __init__(self, owner, batch: int, time: int, writer: program.Program | None = None):
         config = owner.config
         if not 1 <= time <= config.context:
-            raise NanoEulerError(f"context is {config.context}, got {time} tokens: expected 1 to {config.context}")
+            raise NanoEulerError(f"a sequence must have 1 to {config.context} tokens (the context), got {time}")
         self.config, self.batch, self.time = config, batch, time
         self.program, self.lists = writer or owner.program, {}
         xp = cuda.array_module(owner.program.where)
@@ -348,31 +343,31 @@ class Plan(StepBuffers):
         layer, step, scratch = shapes(*sizes, owner.keep_x, owner.program.on.processors)
         buffers = buffers_of(*sizes, owner.precision, owner.keep_x, owner.program.on.processors)
         arrays = owner.block(sum(room(*one) for one in buffers.values())).arrays(buffers)
-        arrays.setdefault(("dx_half", 0), arrays["dx_full", 0])  # of float32
+        arrays.setdefault(("dx_half", 0), arrays["dx_full", 0])  # in float32 no copy is needed
         for name, other in housed_in(step | scratch).items():
             _, *shape = (step | scratch)[name]
             arrays[name, 0] = arrays[other, 0].reshape(-1)[: math.prod(shape)].reshape(shape)
 
-        for name in step.keys() - {"x", "dx_full", "dx_half"}:  # all declared here or in `StepBuffers`
+        for name in step.keys() - {"x", "dx_full", "dx_half"}:  # these are declared above or in `StepBuffers`
             setattr(self, name, arrays[name, 0])
         self.dx = program.Residual(arrays["dx_full", 0], arrays["dx_half", 0])
         self.layers = [Layer(**{name: arrays[name, i] for name in layer}) for i in range(config.layers)]
         self.x_final = arrays["x_final" if owner.keep_x else "x", 0]
         for a in self.layers:
-            a.probs = a.sigmoid = None  # the CPU alone keeps them
+            a.probs = a.sigmoid = None  # only the CPU keeps them
             if not owner.keep_x:
                 a.x1 = a.x2 = self.x_final
         cos, sin = reference.rope_tables(time, config.head_dim, config.rope_theta)
         self.rope = SimpleNamespace(cos=xp.asarray(cos, np.float32), sin=xp.asarray(sin, np.float32))
         self.scratch = SimpleNamespace(**{name: arrays[name, 0] for name in scratch})
         self.scratch.square_parts = xp.empty(owner.program.on.processors, np.float32)
-        names = (*ops.COMPOSITES, "sum_losses", "norm")  # but those that `check_config` refuses
+        names = (*ops.COMPOSITES, "sum_losses", "norm")  # `hasattr`: those of GPT-2 have no GPU version
         composites = {name: getattr(self.program, name) for name in names if hasattr(self.program, name)}
-        # attention's backward pass turns as well, so it asks for the tables of RoPE
+        # attention's backward pass also undoes the rotation of RoPE, so it needs the tables
         self.op = ops.bind(composites, vars(self.scratch) | {"rope": self.rope})
 
     def clear(self, x) -> None:
-        """x = 0, a launch of the list."""
+        """Record x = 0."""
         self.program.zero(x)
 
     def put(self, tokens: np.ndarray, targets: np.ndarray | None = None, scale=None) -> None:
@@ -383,14 +378,14 @@ class Plan(StepBuffers):
             upload(self.scale, scale)
 
     def sort(self, tokens: np.ndarray) -> None:
-        """Upload the positions of tokens [B, T] sorted by token, which `embed_back` alone reads, at a step's end."""
+        """Upload the positions of tokens [B, T] sorted by token; only `embed_back`, the last operation, reads them."""
         order, tokens, start = embedding.sort(tokens, self.config.vocab_size)
         upload(self.scratch.order, order)
         upload(self.scratch.sorted_tokens, tokens)
         upload(self.scratch.shares, embedding.shares(start, self.config.dim))
 
     def list(self, key, record: Callable[[], None]) -> program.Launches:
-        """The launches that `record` writes; kept under a key."""
+        """Return the launches that `record` records; they are kept under the key and recorded only once."""
         if key not in self.lists:
             record()
             self.lists[key] = self.program.take()

@@ -1,15 +1,15 @@
-"""The composites of a training step on the GPU: each puts kernel launches and matrix products on a list.
+"""The operations of a training step on the GPU ("composites"): each appends kernel launches and products to a list.
 
     program = Program(config, "bfloat16")
-    forward(weights, plan, plan.tokens)          # the same text as on the CPU: here it writes the list
+    forward(weights, plan, plan.tokens)          # the same code as on the CPU, but here it records launches
     launches = program.take()
-    run(launches)                                # as often as wanted; on a card from the second time on a CUDA graph
+    run(launches)                                # any number of times; on a GPU it is a CUDA graph from the second on
 
-Nothing else happens in a step: no array is made, no expression evaluated, and what changes from step to step (tokens,
-targets, scale, rate) lies in memory that the launches read. So the list that the tests run through the CPU runtime,
-checked, is the list that a card runs. Composites take the arguments of `ops/cpu.py`; what only the CPU keeps, probs and
-sigmoid, is None. What they take by keyword alone is scratch space (`memory.shapes`), which `plan.op` puts in. Kernels:
-`kernels/engine.cu`, `attention_forward.cu`, `attention_backward.cu`, `embedding.cu`, `adamw.cu`, `muon.cu`.
+A step does nothing but run such a list. It allocates no array, and the launches read everything that changes from step
+to step (tokens, targets, loss scale, learning rate) from GPU memory. So the tests check the same list on the CPU that a
+GPU runs. Composites take the arguments of `ops/cpu.py`; `probs` and `sigmoid`, which only the CPU keeps, are None.
+Keyword-only arguments are scratch space (`memory.shapes`), which `plan.op` fills in. The kernels are in
+`kernels/engine.cu`, `attention_forward.cu`, `attention_backward.cu`, `embedding.cu`, `adamw.cu` and `muon.cu`.
 """
 
 import functools
@@ -27,30 +27,30 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops.reference import MOVE, QUINTIC, SCHULZ_STEPS, SMALLEST
 
 NUMBER = {"float32": "float", "tf32": "float", "bfloat16": "__nv_bfloat16"}
-THREADS = 256  # of a block whose threads do not depend on each other
-BLOCKS = 32  # of those blocks on each multiprocessor: enough that all of its threads are busy
-LOGITS = 256  # threads of a block that has a row of logits: while some blocks wait at a barrier, others load
-NORM_BLOCKS = 4  # blocks of the norm's backward pass on each multiprocessor, each with a row of partial sums
-MUON_PARTS = 32  # blocks that share a matrix of Muon's, each with a sum of its own
-SCHULZ = (QUINTIC,) * SCHULZ_STEPS  # the polynomials of Muon's iteration, in their order
-SQUARES = 1024  # threads of a block that adds squares, and of the block that adds their sums
-TOGETHER = 1, 2, 4, 8  # tokens that an instance of a decoding kernel takes at most
-WIDEST = 4 * 16 * 512  # numbers of a row that a block of 512 threads can keep, 16 fours each
+THREADS = 256  # threads per block in kernels whose threads are independent
+BLOCKS = 32  # such blocks per multiprocessor: enough to keep all of its threads busy
+LOGITS = 256  # threads per block for a row of logits: while some blocks wait at a barrier, others load
+NORM_BLOCKS = 4  # blocks per multiprocessor in the norm's backward pass, each with its own row of partial sums
+MUON_PARTS = 32  # blocks per matrix in Muon's kernels, each with its own partial sum
+SCHULZ = (QUINTIC,) * SCHULZ_STEPS  # polynomials of Muon's Newton-Schulz iteration, in order
+SQUARES = 1024  # threads of the block that adds the sums of squares; the blocks that square have half as many
+TOGETHER = 1, 2, 4, 8  # the largest numbers of tokens for which a decoding kernel is instantiated
+WIDEST = 4 * 16 * 512  # longest row that a block of 512 threads can keep in registers, 16 float4 per thread
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One launch of the list: its composite, the bytes that it must move, its floating-point operations, its arrays."""
+    """Describe a launch: its composite and arrays; for the profile, the bytes it must move and its operations."""
 
     composite: str
     launch: Any
     bytes: int = 0
     flops: int = 0
-    # of kernels but attention's, which touches neither weights nor their gradients
+    # filled in for all kernels except attention's, which touch neither weights nor their gradients
     arrays: tuple = field(default=(), compare=False)
 
     def __str__(self):
-        """kernel, grid, block and bytes of shared memory, or the shape of the product."""
+        """Return the kernel, grid, block and bytes of shared memory, or the shape of the product."""
         if isinstance(self.launch, Product):
             return f"{self.composite}: product {self.launch}"
         if isinstance(self.launch, Copy):
@@ -60,7 +60,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy between this machine's memory (`memory.pinned`) and the device's, either way, as part of a list."""
+    """Copy between host memory (`memory.pinned`) and the device, in either direction, as an entry of a list."""
 
     to: Any
     source: Any
@@ -80,19 +80,19 @@ class Copy:
 
 
 class Launches(list[Entry]):
-    """What a `Program` wrote, in the order in which it runs. where: "gpu" or "cpu"; graph: the same as a CUDA graph."""
+    """Hold launches in order; graph: the same as a CUDA graph, None until `run` has captured one."""
 
     def __init__(self, entries: list[Entry], where: str):
         super().__init__(entries)
         self.where, self.graph, self.has_run = where, None, False
 
     def cut(self, composite: str) -> tuple["Launches", "Launches"]:
-        """The launches before the first one of a composite, and the rest."""
+        """Split the list before the first launch of a composite and return both parts."""
         at = [entry.composite for entry in self].index(composite)
         return Launches(self[:at], self.where), Launches(self[at:], self.where)
 
     def behind(self, x) -> int:
-        """The place behind the last launch that touches an array's memory; 0 if none does."""
+        """Return the index after the last launch that touches an array's memory; 0 if none does."""
         (begin, end), last = _memory(x), 0
         for place, entry in enumerate(self, 1):
             one = entry.launch
@@ -102,21 +102,21 @@ class Launches(list[Entry]):
         return last
 
     def before(self, x) -> int:
-        """The place before the first launch that touches an array's memory; their number if none does."""
+        """Return the index of the first launch that touches an array's memory; the list's length if none does."""
         return len(self) - Launches(self[::-1], self.where).behind(x)
 
 
 def _memory(x):
-    """The addresses where a contiguous array begins and ends."""
+    """Return the addresses where a contiguous array begins and ends."""
     begin = x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
     return begin, begin + x.nbytes
 
 
 def run(launches: Launches) -> None:
-    """One launch after another. On a card a list that runs again is captured in a CUDA graph: one launch for all."""
+    """Run the launches in order; on a GPU as one CUDA graph from the second run on."""
     if launches.graph is not None:
         return launches.graph.launch()
-    if launches.where == "gpu" and launches.has_run:  # what a first launch loads or asks memory for is there
+    if launches.where == "gpu" and launches.has_run:  # the first run loaded all kernels
         launches.graph = _captured(launches)
         return launches.graph.launch()
     for entry in launches:
@@ -125,7 +125,7 @@ def run(launches: Launches) -> None:
 
 
 def wait(launches: Launches) -> None:
-    """Until what `run` has begun is done, so that this machine may read what a list copied to it."""
+    """Wait until the list that `run` started has finished, so that the host may read what it copied."""
     if launches.where == "gpu":
         import cupy
 
@@ -133,7 +133,7 @@ def wait(launches: Launches) -> None:
 
 
 def mark(launches: Launches):
-    """An event that ends when what `run` has begun is done; None on the CPU, where it is."""
+    """Return an event that completes when the list that `run` started has finished; None on the CPU."""
     if launches.where == "cpu":
         return None
     import cupy
@@ -158,39 +158,39 @@ def _captured(launches):
 
 @dataclass(frozen=True)
 class Residual:
-    """The gradient of the residual stream: `full` [N, D] float32, and `half`, the same as products take it."""
+    """Hold the gradient of the residual stream: `full` [N, D] float32, and `half`, a copy in the products' type."""
 
     full: Any
     half: Any
 
 
 def check_config(config: ModelConfig, precision: str, on: flash.Card) -> None:
-    """Raise NanoEulerError if the kernels do not take the model, or the card does not have the precision."""
+    """Raise NanoEulerError if the kernels do not support the model, or the GPU does not support the precision."""
     if precision not in NUMBER:
-        raise NanoEulerError(f"precision is {precision!r}, expected one of {', '.join(NUMBER)}")
+        raise NanoEulerError(f"precision must be one of {', '.join(NUMBER)}, got {precision!r}")
     if isinstance(config, GPT2Config):
-        raise NanoEulerError("the model is a GPT-2, which has no kernels here: expected --device cpu")
+        raise NanoEulerError("the engine has no kernels for GPT-2: take --device cpu")
     if precision != "float32" and on.capability < 80:
         raise NanoEulerError(
-            f"{precision} needs compute capability 8.0, this card has {on.capability / 10}: expected float32"
+            f"{precision} needs compute capability 8.0 or later, this GPU has {on.capability / 10}: take float32"
         )
     if config.head_dim not in flash.WIDTHS:
         raise NanoEulerError(
-            f"head width dim/heads is {config.head_dim}, expected 32, 64 or 128 on the GPU: or use --device cpu"
+            f"head width dim/heads must be 32, 64 or 128 on a GPU, got {config.head_dim}: or take --device cpu"
         )
     for name in ("dim", "ffn", "vocab_size"):
         value = getattr(config, name)
         if value % 8 or value > WIDEST:
             raise NanoEulerError(
-                f"{name} is {value}, expected a multiple of 8 up to {WIDEST} on the GPU: or use --device cpu"
+                f"{name} must be a multiple of 8 up to {WIDEST} on a GPU, got {value}: or take --device cpu"
             )
 
 
 class Program:
-    """The composites, and the list that they write.
+    """Record the launches of a training step: each method is one operation and appends its launches to a list.
 
-    precision: "float32", "tf32" or "bfloat16"; where, checked: as for `cuda.module`; on: the card to choose for.
-    Raises NanoEulerError for what the kernels do not take.
+    precision: "float32", "tf32" or "bfloat16"; where, checked: as for `cuda.module`; on: the GPU whose properties
+    decide tiles and grids, by default the present one. Raises NanoEulerError as `check_config` does.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class Program:
         self.config, self.entries = config, []
 
     def take(self) -> Launches:
-        """What was recorded since the last call."""
+        """Return the launches recorded since the last call."""
         taken, self.entries = Launches(self.entries, self.where), []
         return taken
 
@@ -236,36 +236,37 @@ class Program:
         self._add(composite, launch, moved, 2 * launch.times * math.prod(launch.shape))
 
     def _blocks(self, threads):
-        """Blocks for so many threads; where the card cannot run all at once, fewer blocks take several turns."""
+        """Return the number of blocks for so many threads; capped, because the kernels loop over what is left."""
         return min(-(-threads // THREADS), BLOCKS * self.on.processors)
 
     def copy(self, composite, to, source):
-        """to = source, of which one may lie in `memory.pinned`."""
+        """Record to = source, where one of the two may be `memory.pinned` host memory."""
         self._add(composite, Copy(to, source), source.nbytes)
 
     # ---- the composites, in the order of the model -----------------------------------------------------------
 
     def zero(self, x):
-        """x = 0."""
+        """Record x = 0."""
         full = x.full if isinstance(x, Residual) else x
         self._engine("zero", "zero", self._blocks(full.size // 4), THREADS, (full, full.size // 4), full.nbytes)
 
     def round_to(self, half, full):
-        """half = full, as products take it. Both flat, of a multiple of 4 numbers."""
+        """Record half = full, rounded to the products' type. Both are flat; their length is a multiple of 4."""
         grid, arguments = self._blocks(full.size // 4), (full, half, full.size // 4)
         self._engine("round", f"round_to<{self.number}>", grid, THREADS, arguments, full.nbytes + half.nbytes)
 
     def embed(self, x, tokens, table):
-        """x[n] = table[tokens[n]]. x: [N, D] float32; tokens: [B, T] int32; table: [V, D] float32."""
+        """Record x[n] = table[tokens[n]]. x: [N, D] float32; tokens: [B, T] int32; table: [V, D] float32."""
         N, D = x.shape
         arguments = tokens.reshape(-1), table, x, N, D
         file = self._file("embedding.cu")
         self._launch("embed", file, "embedding_forward", -(-N // 8), THREADS, arguments, 2 * x.nbytes)
 
     def embed_back(self, dtable, dx, tokens, accumulate, *, order, sorted_tokens, shares):
-        """dtable[v] (+)= the sum of dx[n] over positions of token v.
+        """Record dtable[v] = the sum of dx[n] over the positions n of token v, or += if `accumulate`.
 
-        order: [N], the positions sorted by token; sorted_tokens: [N], their tokens; shares: see `embedding.shares`.
+        dtable: [V, D] float32; order: [N], the positions sorted by token; sorted_tokens: [N], their tokens; shares:
+        which block adds what, see `embedding.shares`.
         """
         self._count_in_32_bits(dx.full, dtable)
         N, D = dx.full.shape
@@ -275,23 +276,26 @@ class Program:
         self._launch("embed_back", file, "embedding_backward", len(shares), threads, arguments, moved)
 
     def _count_in_32_bits(self, *arrays):
-        """Raises NanoEulerError for arrays with more elements than embedding_backward can count."""
+        """Raise NanoEulerError for arrays with more elements than `embedding_backward` can index."""
         if (most := max(array.size for array in arrays)) >= 1 << 32:
-            message = f"the embedding's gradient has arrays of {most:,} numbers, expected fewer than 2^32"
+            message = f"the arrays of the embedding's gradient must have fewer than 2^32 numbers, got {most:,}"
             raise NanoEulerError(message)
 
     def linear(self, y, x, w):
-        """y = x w. x: [N, I]; w: [I, O]; y: [N, O]."""
+        """Record y = x w. x: [N, I]; w: [I, O]; y: [N, O]."""
         self._product("linear", y, x, w)
 
     def linear_back(self, dx, dw, dy, x, w, accumulate):
-        """dx = dy w^T, dw (+)= x^T dy."""
+        """Record dx = dy w^T and dw = x^T dy, or dw += x^T dy if `accumulate`. Shapes as in `linear`."""
         dy = dy.half if isinstance(dy, Residual) else dy
         self._product("linear_back", dx, dy, w, transpose_b=True)
         self._product("linear_back", dw, x, dy, transpose_a=True, add=bool(accumulate))
 
     def add_rmsnorm(self, x, y, rstd, residual, update, gain, eps):
-        """x = residual + update, y = rmsnorm(x). All [N, D] but rstd [N]; x may be residual; None adds nothing."""
+        """Record x = residual + update and y = rmsnorm(x). If update is None, nothing is added.
+
+        gain: [D]; rstd: [N]; all others [N, D]. x and residual may be the same array.
+        """
         N, D = x.shape
         threads, keep = _row(D)
         kernel = f"add_rmsnorm<{self.number}, {keep}, {_flag(update is not None)}>"
@@ -300,7 +304,7 @@ class Program:
         self._engine("add_rmsnorm", kernel, N, threads, arguments, moved)
 
     def add_rmsnorm_back(self, dx, dgain, dy, x, y, rstd, gain, eps, accumulate, *, gain_parts):
-        """dx += the gradient through rmsnorm; dgain (+)= its own. x is not read: y / gain is x rstd."""
+        """Record dx += rmsnorm's gradient, dgain = (or +=) the gain's. x is not read, because x rstd is y / gain."""
         N, D = y.shape
         threads, keep = _row(D)
         blocks = min(N, NORM_BLOCKS * self.on.processors)
@@ -317,7 +321,7 @@ class Program:
         self._engine(composite, "sum_parts", -(-columns // 32), (32, 32), arguments, parts.nbytes)
 
     def qkv_rope(self, qkv, y, w, rope, config):
-        """qkv = y w, then turn q and k by their positions. y: [N, D]; w: [D, (H+2G)C]."""
+        """Record qkv = y w, then rotate q and k by their positions (RoPE). y: [N, D]; w: [D, (H+2G)C]."""
         self._product("qkv_rope", qkv, y, w)
         N, pitch = qkv.shape
         heads, C = config.heads + config.kv_heads, config.head_dim
@@ -333,25 +337,28 @@ class Program:
         )
 
     def qkv_rope_back(self, dy, dw, dqkv, y, w, rope, config, accumulate):
-        """dy and dw of `qkv_rope`; `attention_back` has turned dqkv back."""
+        """Record dy and dw of `qkv_rope`, with dqkv before RoPE: `attention_back` has already undone the rotation."""
         self._product("qkv_rope_back", dy, dqkv, w, transpose_b=True)
         self._product("qkv_rope_back", dw, y, dqkv, transpose_a=True, add=bool(accumulate))
 
     def attention(self, y, probs, lse, qkv, config):
-        """y = softmax(q k^T / sqrt(C) + mask) v per head. y: [N, HC]; qkv: [N, (H+2G)C].
+        """Record y = softmax(q k^T / sqrt(C) + mask) v for each head. y: [N, HC]; qkv: [N, (H+2G)C].
 
-        lse: [B, H, T], log of the row sums of exp(scores).
+        lse: [B, H, T], the logarithm of the row sums of exp(scores), kept for the backward pass.
         """
         B, _, T = lse.shape
         for launch in flash.forward(
             y.reshape(B, T, -1), lse, qkv.reshape(B, T, -1), config.heads, config.kv_heads,
             1 / math.sqrt(config.head_dim), tf32=self.tf32, where=self.where, checked=self.checked, on=self.on,
         ):  # fmt: skip
-            work = 2 * B * config.heads * T * (T + 1) * config.head_dim  # two products, half of each square
+            work = 2 * B * config.heads * T * (T + 1) * config.head_dim  # two products over the lower triangle
             self._add("attention", launch, qkv.nbytes + y.nbytes, work)
 
     def attention_back(self, dqkv, dy, y, probs, lse, qkv, config, *, along, rope):
-        """dqkv of `attention` and of RoPE before it. along: [B, H, T]; rope: the tables, which a plan adds."""
+        """Record dqkv, the gradient through `attention` and the RoPE before it.
+
+        along: [B, H, T], scratch space for dout . out; rope: the tables of cosines and sines, which a plan fills in.
+        """
         B, _, T = lse.shape
         batched = [x.reshape(B, T, -1) for x in (dqkv, dy, y, qkv)]
         launches = flash_backward.backward(
@@ -359,12 +366,12 @@ class Program:
             1 / math.sqrt(config.head_dim), tables=(rope.cos, rope.sin), tf32=self.tf32,
             where=self.where, checked=self.checked, on=self.on,
         )  # fmt: skip
-        for products, launch in zip((3, 4), launches, strict=True):  # of the first kernel, of the second
+        for products, launch in zip((3, 4), launches, strict=True):  # products of the first and second kernel
             flops = products * B * config.heads * T * (T + 1) * config.head_dim
             self._add("attention_back", launch, 2 * qkv.nbytes + 2 * y.nbytes, flops)
 
     def swiglu(self, hidden, sigmoid, gate_up):
-        """hidden = gate sigmoid(gate) up. gate_up: [N, 2F]; hidden: [N, F]."""
+        """Record hidden = gate sigmoid(gate) up. gate_up: [N, 2F]; hidden: [N, F]."""
         N, F = hidden.shape
         grid, arguments = self._blocks(hidden.nbytes // 16), (gate_up, hidden, N, F)
         self._engine(
@@ -377,18 +384,18 @@ class Program:
         )
 
     def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up):
-        """dgate_up of `swiglu`."""
+        """Record dgate_up, the gradient through `swiglu`. dhidden: [N, F]; gate_up, dgate_up: [N, 2F]."""
         N, F = dhidden.shape
         arguments, moved = (dhidden, gate_up, dgate_up, N, F), dhidden.nbytes + 2 * gate_up.nbytes
         kernel, grid = f"swiglu_packed_back<{self.number}>", self._blocks(dhidden.nbytes // 16)
         self._engine("swiglu_back", kernel, grid, THREADS, arguments, moved)
 
     def heads_loss(self, losses, dy, dw, y, w, targets, scale, accumulate, *, logits):
-        """Losses of all prediction heads at all positions, and the gradients of their weighted sum, rows by rows.
+        """Record the losses of all prediction heads at all positions, and the gradients of their weighted sum.
 
-        losses: [N, K] float32; y: [N, D]; w: [D, K V]; targets: [N, K] int32; scale: [K] float32, or [N, K] with a
-        weight of either sign for each; dy: [N, D]; dw: [D, K V] float32; logits: room for those of some positions.
-        With dy and dw None only the losses are computed.
+        losses: [N, K] float32; y: [N, D]; w: [D, K V]; targets: [N, K] int32; scale: the weights of the losses, [K]
+        float32, or [N, K] of either sign; dy: [N, D]; dw: [D, K V] float32; logits: scratch space for the logits of
+        some positions, which are computed a few rows at a time. With dy and dw None only the losses are computed.
         """
         N, K = losses.shape
         V, gradient = w.shape[1] // K, dw is not None
@@ -412,26 +419,28 @@ class Program:
     # ---- the optimiser, over all parameters at once ----------------------------------------------------------
 
     def sum_losses(self, sums, losses, accumulate, *, loss_parts):
-        """sums[k] (+)= the sum of losses[:, k]. sums: [K]; losses: [N, K]."""
+        """Record sums[k] = the sum of losses[:, k], or += if `accumulate`. sums: [K]; losses: [N, K]."""
         N, K = losses.shape
         file, grid = self._file("reductions.cu"), (-(-K // 32), len(loss_parts))
         self._launch("sum_losses", file, "column_sums", grid, (32, 8), (losses, loss_parts, N, K), losses.nbytes)
         self._sum_parts("sum_losses", loss_parts, sums, accumulate)
 
     def norm(self, factor, g, limit, *, square_parts):
-        """factor = (what clipping multiplies g by, the norm of g). g: flat, [n]; factor: [2]."""
+        """Record factor = (clipping's multiplier for g, the norm of g). g: flat, [n]; factor: [2]; limit: 0 is off."""
         parts, file = square_parts, self._file("adamw.cu")
         self._launch("norm", file, "squares", len(parts), SQUARES // 2, (g, parts, g.size), g.nbytes)
         self._launch("norm", file, "clip_factor", 1, SQUARES, (parts, factor, len(parts), float(limit)))
 
     def refuse(self, factor, sums):
-        """Make the norm in factor NaN if one of sums [K] is NaN or infinite: then `adamw` moves nothing."""
+        """Record factor[1] = NaN if one of sums [K] is NaN or infinite, so that `adamw` changes nothing."""
         self._engine("norm", "refuse", 1, 32, (sums, factor, len(sums)))
 
     def adamw(self, params, grads, m, v, copy, factor, step, decayed, settings):
-        """One step of AdamW over flat arrays; copy: bfloat16 of the same length, or None. step: [3] float32.
+        """Record one step of AdamW over flat float32 arrays.
 
-        decayed: how many numbers, from the first on, belong to matrices; settings: a `TrainConfig`.
+        copy: a bfloat16 copy of params to update too, or None; factor: [2], from `norm`; step: [3] float32, the
+        learning rate and the bias corrections of both moments; decayed: length of the prefix that weight decay applies
+        to, the matrices; settings: a `TrainConfig`.
         """
         numbers = params.size, decayed, settings.beta1, settings.beta2, settings.adam_eps, settings.decay
         arrays = (params, grads, m, v) if copy is None else (params, grads, m, v, copy)
@@ -442,14 +451,15 @@ class Program:
         self._launch("adamw", file, kernel, grid, THREADS, arguments, moved)
 
     def muon(self, p, g, m, copy, factor, step, beta, decay, work):
-        """One step of Muon. p, g, m: flat, float32; copy: flat, bfloat16, or None; factor, step: as of `adamw`; work:
-        `memory.muon_work`, whose groups are orthogonalised one after another, all matrices of one at once.
+        """Record one step of Muon. p, g, m: flat float32; copy: flat bfloat16, or None; factor, step: as for `adamw`.
+
+        work: from `memory.muon_work`. Matrices of the same shape are orthogonalised together.
         """
         for group in work.groups:
             self._muon(p, g, m, copy, factor, step, float(beta), float(decay), work, *group)
 
     def _muon(self, p, g, m, copy, factor, step, beta, decay, work, R, C, places):
-        """For n matrices [R, C]. A tall matrix has its smaller Gram matrix on the right: none is turned."""
+        """Record a step for n matrices [R, C]. A tall one uses the smaller Gram matrix x^T x, so none is transposed."""
         n, wide, side = len(places), R <= C, min(R, C)
         file, grid = self._file("muon.cu", muon_kernels(self.number)), (MUON_PARTS, n)
         x, y = (w[: n * R * C].reshape(n, R, C) for w in (work.muon_x, work.muon_y))
@@ -474,13 +484,13 @@ class Program:
     # ---- decoding: a few tokens of one text (engine.Decoder) -----------------------------------------------------
 
     def project(self, out, x, w, eps):
-        """out = norm(x) w^T, or with eps None out += x w^T. x: [rows, I]; w: [O, I]; out: [rows, O]."""
+        """Record out = norm(x) w^T, or out += x w^T if eps is None. x: [rows, I]; w: [O, I]; out: [rows, O]."""
         flags = "false, true" if eps is None else "true, false"
         kernel = f"project<{self.number}, {_together(len(x))}, {x.shape[1]}, {flags}>"
         self._multiply("project", kernel, out, x, w, eps or 0)
 
     def project_glu(self, hidden, x, w, eps):
-        """hidden = silu(gate) up, with gate and up = norm(x) w^T. x: [rows, I]; w: [2F, I]; hidden: [rows, F]."""
+        """Record hidden = silu(gate) up, [gate, up] = norm(x) w^T. x: [rows, I]; w: [2F, I]; hidden: [rows, F]."""
         kernel = f"project_glu<{self.number}, {_together(len(x))}, {x.shape[1]}>"
         self._multiply("project_glu", kernel, hidden, x, w, eps)
 
@@ -492,7 +502,10 @@ class Program:
         self._decode(composite, names, kernel, blocks, 256, arguments, shared, w.nbytes)
 
     def attend(self, out, qkv, cos, sin, cache, position, config):
-        """Attention of the tokens of qkv [rows, (H+2G)C] over the cache [2G, context, C], which they join."""
+        """Record attention of the tokens of qkv [rows, (H+2G)C] over the cache [2G, context, C], and add them to it.
+
+        cos, sin: [context, C/2]; position: [1], the position of the first token; out: [rows, HC].
+        """
         rows, C = len(qkv), config.head_dim
         arguments = qkv, cos, sin, cache, position, out, config.heads, config.kv_heads, C, config.context
         grid, shared = (config.heads, rows), 4 * (33 * C + 32)
@@ -500,7 +513,10 @@ class Program:
         self._decode("attend", (kernel,), kernel, grid, 512, arguments, shared, cache.nbytes)
 
     def order(self, drawn, logits, size, temperature, top_k, top_p, min_p):
-        """Sort what logits [rows, (1 + ahead) V] leave to be drawn into `drawn`, a `decode.Drawn`."""
+        """Record the sorting and filtering of logits [rows, (1 + ahead) V] into `drawn`, a `decode.Drawn`.
+
+        size: only tokens below it may be sampled; temperature, top_k, top_p, min_p: as in `generation`.
+        """
         V, (rows, heads) = self.config.vocab_size, drawn.counts.shape
         keys = 4 if V <= 4096 else 16
         threads = max(32, 1 << (-(-V // keys) - 1).bit_length())
@@ -511,7 +527,10 @@ class Program:
         self._decode("order", (kernel,), kernel, (heads, rows), threads, arguments, shared, moved, "draw.cu")
 
     def judge(self, drawn, inputs, end):
-        """Take or replace the proposals, draw, propose; what is new goes to `drawn.results`."""
+        """Record the acceptance of proposed tokens, the next sampled token and new proposals.
+
+        inputs: the next round's position and tokens; end: the token that ends a text, or -1; `drawn.results`: tokens.
+        """
         V, (_, heads), ring = self.config.vocab_size, drawn.counts.shape, len(drawn.uniforms)
         arrays = (
             drawn.tokens,
@@ -534,7 +553,7 @@ class Program:
 
 @functools.cache
 def engine_kernels(number: str, config: ModelConfig) -> tuple[str, ...]:
-    """The instances of the templates of engine.cu that a model needs, compiled together."""
+    """Return the template instances of engine.cu that a model needs; they are compiled together."""
     (_, row), (_, logits), flags = _row(config.dim), _row(config.vocab_size, LOGITS), ("true", "false")
     names = [f"add_rmsnorm<{number}, {row}, {add}>" for add in flags]
     names += [f"heads_cross_entropy<{number}, {logits}, {gradient}>" for gradient in flags]
@@ -543,25 +562,25 @@ def engine_kernels(number: str, config: ModelConfig) -> tuple[str, ...]:
 
 
 def products(number: str, config: ModelConfig, rows: int) -> tuple[str, ...]:
-    """The instances of the templates of decode.cu that multiply so many rows, compiled when they are needed."""
+    """Return the template instances of decode.cu that multiply so many rows; they are compiled when first needed."""
     rows, D = _together(rows), config.dim
     added = [f"project<{number}, {rows}, {I}, false, true>" for I in sorted({D, config.ffn})]
     return f"project<{number}, {rows}, {D}, true, false>", f"project_glu<{number}, {rows}, {D}>", *added
 
 
 def muon_kernels(number: str) -> tuple[str, ...]:
-    """The instances of the templates of muon.cu that a model needs."""
+    """Return the template instances of muon.cu for a type of numbers."""
     return f"muon_direction<{number}>", f"muon_move<{number}>"
 
 
 def rows_of(space, width: int):
-    """The rows [rows, width] that scratch space has room for."""
+    """Return scratch space as an array [rows, width] with as many rows as fit."""
     rows = space.size // width
     return space.reshape(-1)[: rows * width].reshape(rows, width)
 
 
 def _together(rows: int) -> int:
-    """The instance of a decoding kernel for so many rows."""
+    """Return the smallest instantiated number of rows of a decoding kernel that holds so many."""
     return next(most for most in TOGETHER if rows <= most)
 
 
@@ -570,7 +589,7 @@ def _flag(value) -> str:
 
 
 def _row(width: int, few: int = 512) -> tuple[int, int]:
-    """Threads of a block that keeps a row, and how many fours each keeps; few: the most of a row up to 16 few wide."""
+    """Return a block's threads for a row (at most `few` up to 16 * few numbers, else 512) and float4 per thread."""
     threads = min(few if width <= 16 * few else 512, 32 * -(-width // 128))
     return threads, -(-width // (4 * threads))
 

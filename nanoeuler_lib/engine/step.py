@@ -1,4 +1,4 @@
-"""A training step on a GPU."""
+"""One training step on a GPU (`Step`), and a profile of the time that its launches take (`Profile`)."""
 
 import math
 import time
@@ -31,14 +31,14 @@ LESS = "take a shorter --context, a smaller model (--preset, --dim, --layers), o
 
 
 class Step:
-    """One optimisation step on a batch, on the GPU: the face of `model.step.Step`.
+    """Run optimisation steps on the GPU, with the interface of `model.step.Step`.
 
-    The batch is cut into micro-batches of `micro` rows, by default as many as memory allows; their gradients add up.
-    The host uploads tokens, targets and three numbers, and reads the K losses and the norm: nothing else waits for it.
-    Where a loss or the norm is not finite nothing moves; the card decides that itself.
+    The batch is split into micro-batches of `micro` rows, by default the most that memory allows, and their gradients
+    are summed. The host uploads tokens, targets and three numbers and downloads the K losses and the norm; nothing else
+    waits for the host. If a loss or the norm is not finite, the GPU leaves the parameters unchanged.
     """
 
-    bad_rank = ""  # on which of many cards a number is not finite
+    bad_rank = ""  # with several GPUs, words that name the ranks whose numbers are not finite
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Step:
     ):
         self._begin(owner, optimizer, config, rows, micro or fitting(owner, rows, config.optimizer))
         where, self.work = owner.program.where, None
-        owner.plan(self.micro, owner.config.context)  # the largest: others find room in its memory
+        owner.plan(self.micro, owner.config.context)  # the largest plan first: all others fit into its memory
         with room_for("the gradient", 4 * layout(owner.config)[2], where, LESS):
             self.grads = Parameters(owner.config, where)
             self.sums = cuda.array_module(where).empty(owner.config.predict, np.float32)
@@ -59,10 +59,9 @@ class Step:
                 self.work = muon_work(muon_groups(owner.config), owner.precision, where)
 
     def _begin(self, owner, optimizer, config, rows, micro):
-        """What a step has on one card and on many."""
         self.model, self.optimizer, self.config, self.rows = owner, optimizer, config, rows
         self.weights, self.micro = head_weights(owner.config, config.later_heads), micro
-        self.run, self.profile, self.key = program.run, None, object()  # key: of its lists in a plan
+        self.run, self.profile, self.key = program.run, None, object()  # key: marks this step's lists in a plan
         xp = cuda.array_module(owner.program.where)
         self.factor, self.numbers = xp.empty(2, np.float32), xp.empty(3, np.float32)
 
@@ -74,7 +73,7 @@ class Step:
 
     @property
     def memory_line(self) -> str:
-        """The line that says what memory a step takes, for whoever starts a run."""
+        """A line of text with the memory that a step takes, printed when a run starts."""
         m, config = self.model, self.model.config
         sizes = config, self.micro, config.context, m.precision, m.keep_x
         need = bytes_needed(*sizes, self.config.optimizer)
@@ -82,7 +81,7 @@ class Step:
         return f"GPU: {m.precision}, {self.micro} of {self.rows} rows at a time; {shares}"
 
     def watched(self) -> "Profile":
-        """From now on each launch is timed."""
+        """Time each launch from now on, and return the profile that collects the times."""
         self.profile = Profile(self.model.program.where)
         self.run = self.profile.run
         return self.profile
@@ -92,7 +91,7 @@ class Step:
         self.run, self.profile = program.run, None
 
     def _gradient_lists(self, plan, accumulate):
-        """All launches of a gradient up to the embedding's, and from there on."""
+        """Return the launches of a gradient in two lists: those before the embedding's gradient, and the rest."""
         m, key = self.model, ("gradient", accumulate, self.key)
         if key not in plan.lists:
             forward(m.weights, plan, plan.tokens)
@@ -122,12 +121,11 @@ class Step:
         return plan.list(("update", self.key), record)
 
     def gradient(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Fill `grads` for tokens [B, T], targets [B, T, K]. Returns mean nats by head [K]."""
+        """Compute the gradient into `grads` for tokens [B, T], targets [B, T, K]; return mean nats by head [K]."""
         self._start_gradient(tokens, targets)
         return self._losses()
 
     def _scale(self):
-        """`model.loss_scale` of targets that were counted: `valid`."""
         return np.where(self.valid > 0, self.weights / np.maximum(self.valid, 1), 0.0)
 
     def _start_gradient(self, tokens, targets):
@@ -145,12 +143,12 @@ class Step:
         return download(self.sums) / np.maximum(self.valid, 1)
 
     def apply(self) -> float:
-        """Clip, move the parameters. Returns the gradient's norm before clipping; NaN where a loss is not finite."""
+        """Clip the gradient and update the parameters; return the norm before clipping, NaN if a loss is not finite."""
         self._tell()
         return self._move()
 
     def _tell(self):
-        """Upload what changes from step to step: the rate and the corrections of the moments."""
+        """Upload the numbers that change from step to step: learning rate and bias corrections of the moments."""
         c, t = self.config, self.optimizer.step + 1
         rate = optim.learning_rate(self.optimizer.step, c)
         upload(self.numbers, [rate, 1 / (1 - c.beta1**t), 1 / (1 - c.beta2**t)])
@@ -163,28 +161,28 @@ class Step:
         return norm
 
     def whole_gradient(self) -> model.Parameters:
-        """The gradient of the last step, before it was clipped."""
+        """Return the gradient of the last step, before clipping."""
         return self.grads.host()
 
     def __call__(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, float]:
-        """A whole step: mean nats by head [K], and the gradient's norm. Not applied if either is not finite."""
-        self._tell()  # an upload waits for what runs: none stands between the gradient and the update
+        """Run a step on tokens [B, T], targets [B, T, K]; return mean nats [K] and the norm before clipping."""
+        self._tell()  # an upload waits for running launches, so it must not come between gradient and update
         self._start_gradient(tokens, targets)
         norm = self._move()
         return self._losses(), norm
 
 
 def valid_targets(targets: np.ndarray) -> np.ndarray:
-    """How many targets [..., K] there are by head, -1 being none: [K]. A card waits meanwhile, so it must be quick."""
+    """Count the targets [..., K] of each head that are not -1: [K]. The GPU waits for this, so it must be fast."""
     if targets.min() >= 0:
         return np.full(targets.shape[-1], targets[..., 0].size)
     return np.array([np.count_nonzero(head >= 0) for head in np.moveaxis(targets, -1, 0)])
 
 
 def fitting(owner: GPT, rows: int, optimizer: str = "adamw") -> int:
-    """The largest divisor of `rows` whose buffers, and the gradient, fit into the memory that is free.
+    """Return the largest divisor of `rows` whose buffers, with the gradient, fit into the free memory.
 
-    Raises OutOfMemory if none does. The weights and the optimiser's state are there already.
+    The weights and the optimiser's state must have been allocated before. Raises OutOfMemory if not even one row fits.
     """
     config, where, needs = owner.config, owner.program.where, {}
     free, least = free_bytes(where) + owner.block_bytes, RESERVED if where == "gpu" else 0
@@ -200,14 +198,14 @@ def fitting(owner: GPT, rows: int, optimizer: str = "adamw") -> int:
 
 
 class Profile:
-    """Where the time of launches goes. `run` takes the place of `program.run`; each launch is timed alone."""
+    """Measure the time of each launch, by operation. `run` replaces `program.run` and times every launch separately."""
 
     def __init__(self, where: str):
         self.where = where
-        self.of: dict[str, list[float]] = {}  # composite: launches, seconds, bytes, floating-point operations
+        self.of: dict[str, list[float]] = {}  # composite: [launches, seconds, bytes, floating-point operations]
 
     def run(self, entries: program.Launches) -> None:
-        """One launch after another, each between two marks of a clock: the GPU's where there is one."""
+        """Run the launches one after another and time each: with GPU events, or on the CPU with its clock."""
         marks = [_mark(self.where)]
         for entry in entries:
             entry.launch()
@@ -218,7 +216,7 @@ class Profile:
                 totals[k] += value
 
     def table(self, steps: int) -> str:
-        """By composite, of one step: launches, milliseconds, GB/s, TFLOP/s where it multiplies, share of the time."""
+        """Return launches, ms, GB/s, TFLOP/s (products only) and fraction of time by operation, for an average step."""
         whole = sum(seconds for _, seconds, _, _ in self.of.values())
         lines = [f"{'composite':<18} {'launches':>8} {'ms':>9} {'GB/s':>8} {'TFLOP/s':>8} {'share':>6}"]
         for name, (count, seconds, moved, flops) in sorted(self.of.items(), key=lambda item: -item[1][1]):
@@ -233,7 +231,7 @@ class Profile:
 
 
 def _mark(where):
-    """A point in time: an event of the GPU's stream, or the clock."""
+    """Return a point in time: an event on the GPU's current stream, or the CPU's clock."""
     if where == "cpu":
         return time.perf_counter()
     import cupy

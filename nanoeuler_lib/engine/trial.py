@@ -1,4 +1,4 @@
-"""`engine.use`: a reader's kernels in the engine, each tried in a small step beside the reference first."""
+"""`engine.use`: run the engine on a reader's kernels, after each was compared with the reference in a small step."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,15 +15,17 @@ from nanoeuler_lib.engine.step import Step
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import head_weights, optim
 
-# So large a rate that every term of the update shows, so large an eps that no update hangs on the sign of a rounding.
+# The learning rate is large, so that an error in any term of the update shows. The eps is large too: with a small one,
+# an update of a tiny gradient could change sign by rounding.
 SETTINGS = TrainConfig(steps=2, warmup=0, rate=0.1, rate_end=1.0, adam_eps=0.01, decay=0.3, clip=0.1, later_heads=0.5)
 
 
 def errors_of(config: ModelConfig, time: int, kernels: Module) -> dict[str, float]:
-    """What a forward pass, a gradient over two micro-batches and a step with some kernels are off by, each as a share.
+    """Return the relative errors of one training step with a reader's kernels, compared with the float64 reference.
 
-    kernels: names of `unfused.py`; the others are the chapters'. Returns {"the loss": ..., "the gradient of embed":
-    ..., "embed after a step": ...}, of two rows of `time` tokens; NaN or infinity stays what it is.
+    The step is a forward pass, a gradient over two micro-batches and an update, for two rows of `time` tokens. kernels:
+    with names from `unfused.py`; the chapters' kernels do the rest. Returns {"the loss": ..., "the gradient of embed":
+    ..., "embed after a step": ...}; an error may be NaN or infinite.
     """
     rng = np.random.default_rng(time)
     params = model.init(config, 0, 0.2, np.float64)
@@ -61,12 +63,12 @@ def _apart(got, wanted) -> float:
 
 @contextmanager
 def use(kernels: Module):
-    """Inside the `with` block models on the engine, in float32, run on these kernels.
+    """Make float32 models on the engine run on these kernels inside the `with` block.
 
-    Each kernel of the module with the name and the types of one of the chapters' takes its place; the rest of the step
-    stays the library's. Before that each is tried alone on three odd shapes. Raises NanoEulerError for a name or types
-    without a place, for a kernel that computes something else, and at the block's end if no model asked for them: a
-    model on the CPU does not know them.
+    Each kernel replaces the chapters' kernel of the same name and parameter types; the library's kernels do the rest of
+    the step. Before that, each is tested by itself on three odd shapes. Raises NanoEulerError for an unknown name or
+    wrong types, for a kernel with wrong results, and at the end of the block if no model on the engine used the
+    kernels. (A model on the CPU does not.)
     """
     unfused.check_names(kernels)
     unfused.tried(kernels, errors_of)
@@ -75,8 +77,8 @@ def use(kernels: Module):
         yield
         if not unfused.offered[-1].asked:
             raise NanoEulerError(
-                "engine.use(kernels): no model on the engine ran in the block, so your kernels did not: "
-                'device.choose("gpu").place(model) moves a model there'
+                "engine.use(kernels): no model on the engine ran in the block, so your kernels did not run: "
+                'move a model there with device.choose("gpu").place(model)'
             )
     finally:
         unfused.offered.pop()

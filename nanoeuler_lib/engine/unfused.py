@@ -1,9 +1,9 @@
-"""The engine with kernels of the reader's: `engine.use(module)`.
+"""The engine built from one kernel per computation, so that a reader's kernels can replace some (`engine.use`).
 
-A kernel of the module replaces the chapters' kernel of the same name and types, in the real engine, in float32. The
-composites are then made of the chapters' single kernels, one for each computation, with copies (`kernels/layout.cu`)
-where these want arrays apart that the model has packed. Before that the reader's kernels are tried on three odd shapes
-against the reference, so that a wrong gradient names its kernel.
+A kernel of the module replaces the chapters' kernel of the same name and parameter types, in float32. Each operation of
+a step then runs the chapters' unfused kernels, one for each computation. Some of them need arrays separately that the
+model has packed together; `kernels/layout.cu` copies these. Before that, each of the reader's kernels is compared with
+the reference on three odd shapes, so that the error message can name the wrong kernel.
 """
 
 import functools
@@ -17,7 +17,7 @@ from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.engine import flash_backward, program
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean
 
-# The kernels that have a place in the engine, by their file.
+# The kernels that a reader can replace, by file.
 PLACES = {
     "embedding.cu": ("embedding_forward", "embedding_backward"),
     "vector_add.cu": ("vector_add",),
@@ -30,23 +30,23 @@ PLACES = {
 }
 FILE_OF = {name: file for file, names in PLACES.items() for name in names}
 THREADS = 256
-NORM = 512  # most threads of a block that norms a row, whose share a thread keeps in 8 registers
-TRIED = ((1, 32, 1, 24), (7, 64, 2, 40), (19, 96, 3, 56))  # T, D, H, V of the three shapes
+NORM = 512  # most threads of a block that normalises a row; each keeps up to 8 of its numbers in registers
+TRIED = ((1, 32, 1, 24), (7, 64, 2, 40), (19, 96, 3, 56))  # T, D, H, V of the three test shapes
 
 
 @dataclass
 class Offered:
-    """Kernels that a `with engine.use(kernels)` offers to the models inside; asked: whether one has taken them."""
+    """Hold the kernels that an open `with engine.use(kernels)` offers; asked: whether a model has used them."""
 
     kernels: cuda.Module
     asked: bool = False
 
 
-offered: list[Offered] = []  # by the `with` blocks that are open, the innermost last
+offered: list[Offered] = []  # one entry per open `with` block, the innermost last
 
 
 def kernels_in_use() -> cuda.Module | None:
-    """The reader's kernels that a model on the engine now runs on, if there are any."""
+    """Return the kernels of the innermost open `engine.use` block and mark them as used; None without a block."""
     if not offered:
         return None
     offered[-1].asked = True
@@ -54,16 +54,14 @@ def kernels_in_use() -> cuda.Module | None:
 
 
 def check_names(module: cuda.Module) -> None:
-    """Raises NanoEulerError for a kernel that has no place in the engine, or takes other types than the one there."""
+    """Raise NanoEulerError for a kernel whose name the engine does not have, or whose parameter types differ."""
     for name, mine in module.signatures.items():
         if name not in FILE_OF:
             known = ", ".join(FILE_OF)
-            raise NanoEulerError(
-                f"kernel {name} has no place in the engine, expected one of {known}{did_you_mean(name, FILE_OF)}"
-            )
+            raise NanoEulerError(f"a kernel's name must be one of {known}, got {name}{did_you_mean(name, FILE_OF)}")
         book = _book(FILE_OF[name], module.where).signatures[name]
         if _types(mine) != _types(book):
-            raise NanoEulerError(f"kernel {_in_words(mine)}, expected {_in_words(book)}")
+            raise NanoEulerError(f"the kernel must be {_in_words(book)}, got {_in_words(mine)}")
 
 
 def _types(signature):
@@ -81,9 +79,9 @@ def _book(file: str, where: str, checked: bool = True) -> cuda.Module:
 
 
 class Unfused(program.Program):
-    """The composites of `program.Program` from single kernels, the reader's among them.
+    """Record the operations of `program.Program` with one kernel for each computation, the reader's where given.
 
-    kernels: a compiled module whose names `check_names` has seen. Raises NanoEulerError for what they do not take.
+    kernels: a module that passed `check_names`. Raises NanoEulerError for a model that the kernels do not support.
     """
 
     def __init__(self, config: ModelConfig, kernels: cuda.Module, where=None, checked=True, on=None):
@@ -91,7 +89,7 @@ class Unfused(program.Program):
         self.kernels, self.scratch = kernels, {}
 
     def _run(self, composite, name, grid, block, arguments):
-        """A kernel of the chapters', or the reader's in its place."""
+        """Record a launch of the reader's kernel of this name if there is one, else of the chapters' kernel."""
         readers = name in self.kernels.signatures
         module = self.kernels if readers else _book(FILE_OF.get(name, "layout.cu"), self.where, self.checked)
         self._launch(composite, module, name, grid, block, arguments)
@@ -100,7 +98,6 @@ class Unfused(program.Program):
         self._run(composite, name, -(-count // THREADS), THREADS, arguments)
 
     def _space(self, name, *shape):
-        """Scratch space that composites of one name share."""
         if name not in self.scratch or self.scratch[name].shape != shape:
             self.scratch[name] = cuda.array_module(self.where).empty(shape, np.float32)
         return self.scratch[name]
@@ -139,7 +136,7 @@ class Unfused(program.Program):
             self._each(composite, "vector_add", columns, (to, sums, to, columns))
 
     def _turn(self, composite, name, qkv, rope, config):
-        """RoPE of packed q and k: apart, turned, packed again."""
+        """Record RoPE on packed q and k: unpack them, rotate, pack them again."""
         N, pitch = qkv.shape
         T, heads, C = len(rope.cos), config.heads + config.kv_heads, config.head_dim
         apart, count = self._space("heads", N * heads, C), N * heads * C
@@ -216,15 +213,16 @@ class Unfused(program.Program):
 
 
 def _block(D):
-    """Threads of a block that norms a row of D numbers, 8 in each thread at most."""
+    """Return the threads of a block that normalises a row of D numbers, at most 8 numbers per thread."""
     return min(NORM, max(32, 32 * -(-D // 128)))
 
 
 def tried(kernels: cuda.Module, errors_of) -> None:
-    """Try each kernel of a module alone on three odd shapes, the chapters' beside it.
+    """Test each kernel of a module by itself on three odd shapes, with the chapters' kernels for the rest of a step.
 
-    errors_of(config, time, kernels): of one step of a small model with these kernels, {what: error} against the
-    reference. Raises NanoEulerError with the kernel, the shape and what is wrong, on the first one.
+    errors_of(config, time, kernels): returns {what: relative error} for a step of a small model with these kernels, see
+    `trial.errors_of`. Raises NanoEulerError for the first kernel with an error above 1e-4; the message gives the
+    kernel, the shape and the wrong result.
     """
     for name in kernels.signatures:
         alone = _Only(kernels, name)
@@ -234,13 +232,13 @@ def tried(kernels: cuda.Module, errors_of) -> None:
             if wrong:
                 what = max(wrong, key=lambda key: np.nan_to_num(wrong[key], nan=np.inf))
                 raise NanoEulerError(
-                    f"with your {name} {what} is off by {wrong[what]:.2g} of its size, expected 1e-4 at most "
+                    f"with your {name}, {what} must have a relative error of at most 1e-4, got {wrong[what]:.2g} "
                     f"(B 2, T {T}, D {D}, V {V})"
                 )
 
 
 class _Only:
-    """One kernel of a module, by itself."""
+    """Show only one kernel of a module."""
 
     def __init__(self, module, name):
         self.module, self.signatures = module, {name: module.signatures[name]}

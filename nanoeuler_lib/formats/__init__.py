@@ -1,8 +1,8 @@
-"""Other people's programs: a run as a Hugging Face folder or a GGUF file, and their weights as a run. Chapter 34.
+"""Exchange models with other programs: export a run to Hugging Face or GGUF, and import weights as a run. Chapter 34.
 
-`layout` is what differs, `tokenizers` the vocabulary; `llama`, `gpt2_folder`, `gguf` and `llama2c` are the files;
-`release` is what one publishes, all of it together.
-Another architecture comes in by a line of READERS.
+`layout` converts the order of weights and `tokenizers` converts vocabularies. `llama`, `gpt2_folder`, `gguf` and
+`llama2c` read and write the files. `release` writes everything that a publisher of a model needs into one folder.
+To support another architecture, add a line to READERS. `nanoeuler export`, `import` and `release` use this package.
 """
 
 import platform
@@ -18,17 +18,19 @@ from nanoeuler_lib.text.tokenizer import Tokenizer, read_json
 from nanoeuler_lib.training import run_folder
 from nanoeuler_lib.training.checkpoint import Checkpoint, load
 
-WRITERS = {  # architecture of a run, and what is to come of it -> (checkpoint, path)
+WRITERS = {  # (architecture of a run, format) -> a function of (checkpoint, path)
     ("llama", "hf"): llama.export, ("llama", "gguf"): gguf.export, ("gpt2", "hf"): gpt2_folder.export,
 }  # fmt: skip
-# model_type -> (folder, values of config.json) -> model
+# model_type in config.json -> a function of (folder, values of config.json), which returns the model
 READERS = {"llama": llama.read, "mistral": llama.read, "gpt2": gpt2_folder.read}
 
 
 def export(run: str | Path, to: str, out: str | Path) -> list[str]:
-    """Write a run or a checkpoint for other programs: head 0 and all below it. Returns what is left behind, as texts.
+    """Write a run or a checkpoint in the format of other programs, with prediction head 0 only.
 
-    to: hf or gguf. Raises NanoEulerError where `out` exists, and where the format cannot hold the run.
+    run: folder of a run or a checkpoint; to: "hf" (Hugging Face folder) or "gguf" (llama.cpp); out: the new folder or
+    file. Returns texts that list what the format leaves out. Raises NanoEulerError if `out` exists or the format cannot
+    hold the run.
     """
     expect_new(out, parents=True)
     checkpoint = load(run)
@@ -36,18 +38,18 @@ def export(run: str | Path, to: str, out: str | Path) -> list[str]:
 
 
 def forms_of(checkpoint: Checkpoint, asked: list[str]) -> list[str]:
-    """The formats that were asked for; of none, all that hold the architecture. Raises NanoEulerError for another."""
+    """Return `asked`, or all formats that can hold the model. Raises NanoEulerError for one that cannot be written."""
     own = getattr(checkpoint.model.config, "architecture", "llama")
     there = [to for architecture, to in WRITERS if architecture == own]
     for to in set(asked).difference(there):
-        raise NanoEulerError(f"{checkpoint.path}: is a GPT-2, and --to is {to}, expected {' or '.join(there)}")
+        raise NanoEulerError(f"{checkpoint.path}: --to must be {' or '.join(there)} for a GPT-2, got {to}")
     if "gguf" in (forms := asked or there):
-        gguf.package()  # told before anything is written
+        gguf.package()  # raises before anything is written
     return forms
 
 
 def write(checkpoint: Checkpoint, to: str, out: Path) -> list[str]:
-    """Write a checkpoint in one of its formats. Returns and raises what `export` does."""
+    """Write a checkpoint in a format of `forms_of`; return texts on what it leaves out. Raises what `export` raises."""
     config, left = checkpoint.model.config, []
     WRITERS[getattr(config, "architecture", "llama"), to](checkpoint, out)
     if config.predict > 1:
@@ -61,10 +63,12 @@ def write(checkpoint: Checkpoint, to: str, out: Path) -> list[str]:
 
 
 def import_run(path: str | Path, run: str | Path, tokenizer: str | Path | None = None) -> Checkpoint:
-    """Make a run of other people's weights: a folder with config.json and safetensors, or a file of llama2.c.
+    """Import weights of other programs as a new run: a Hugging Face folder, or a checkpoint file of llama2.c.
 
-    tokenizer: tokenizer.json, llama2.c's tokenizer.bin or one of this library's; by default the one beside the weights.
-    Nothing is written before all is read. Raises NanoEulerError for all that is missing, damaged or of another kind.
+    path: the folder with config.json and safetensors, or the file; run: folder of the new run; tokenizer: a
+    tokenizer.json, a tokenizer.bin of llama2.c or a tokenizer of this library, by default the one next to the weights.
+    Everything is read before anything is written. Raises NanoEulerError if a file is missing, damaged or of a kind that
+    this library does not support.
     """
     path, run = Path(path), Path(run)
     run_folder.expect_new(run)
@@ -76,7 +80,7 @@ def import_run(path: str | Path, run: str | Path, tokenizer: str | Path | None =
     info = {"source": str(path), "imported": True}
     if (settings := path / "tokenizer_config.json").is_file() and isinstance(found := read_json(settings), dict):
         names = [name for name in llama.TEMPLATES if llama.jinja(name) == found.get("chat_template")]
-        info |= {"template": names[0]} if names else {}  # of a run that this library exported
+        info |= {"template": names[0]} if names else {}  # only if this library exported the folder
     checkpoint = Checkpoint(run, model, vocabulary, 0, None, None, info)
     description = {
         "version": __version__, "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -93,28 +97,28 @@ def import_run(path: str | Path, run: str | Path, tokenizer: str | Path | None =
 
 
 def _read(path: Path, tokenizer: Path) -> tuple[GPT, Tokenizer]:
-    """The model and the vocabulary. What is small is read first."""
+    """Return the model and the vocabulary; the small files are read first, so that their errors come early."""
     needed = path / "config.json" if path.is_dir() else path
-    if not needed.is_file():  # nor is a pipe one, for which reading would wait
+    if not needed.is_file():  # also false for a pipe, on which reading would block
         raise NanoEulerError(f"{needed}: no such file, expected a Hugging Face folder or a file of llama2.c")
     values = read_json(needed) if path.is_dir() else {}
     kind = values.get("model_type") if isinstance(values, dict) else None
     if path.is_dir() and str(kind) not in READERS:
-        raise NanoEulerError(f"{path}: model_type is {short(kind)}, expected {' or '.join(READERS)}")
+        raise NanoEulerError(f"{path}: model_type must be {' or '.join(READERS)}, got {short(kind)}")
     vocabulary = _vocabulary(path, tokenizer, values)
     model = READERS[kind](path, values) if path.is_dir() else llama2c.read(path)
     if vocabulary.vocab_size > (size := model.config.vocab_size):
-        most = f"expected at most the model's {size}"
-        raise NanoEulerError(f"{tokenizer}: tokenizer has {vocabulary.vocab_size} tokens, {most}")
+        most = f"must have at most the model's {size} tokens"
+        raise NanoEulerError(f"{tokenizer}: tokenizer {most}, got {vocabulary.vocab_size}")
     return model, vocabulary
 
 
 def _vocabulary(path, tokenizer, values):
     own = tokenizer == path / "tokenizer.json"
-    if own and not tokenizer.is_file() and (path / "vocab.json").is_file():  # as GPT-2 was published
+    if own and not tokenizer.is_file() and (path / "vocab.json").is_file():  # the files that GPT-2 was published with
         return Tokenizer.from_gpt2(path / "vocab.json", path / "merges.txt")
     if not tokenizer.is_file():
-        raise NanoEulerError(f"{tokenizer}: no such file, expected --tokenizer FILE: tokenizer.json or tokenizer.bin")
+        raise NanoEulerError(f"{tokenizer}: no such file: name a tokenizer.json or tokenizer.bin with --tokenizer")
     with open(tokenizer, "rb") as opened:
         as_json = opened.read(1) == b"{"
     ends = (_first(values.get(name)) for name in ("bos_token_id", "eos_token_id"))
@@ -122,6 +126,6 @@ def _vocabulary(path, tokenizer, values):
 
 
 def _first(ids):
-    """An id that config.json gives, the first of a list."""
+    """Return an id from config.json, the first one of a list, or None if it is not an integer."""
     ids = ids[0] if isinstance(ids, list) and ids else ids
     return ids if type(ids) is int else None

@@ -1,4 +1,4 @@
-"""A Llama as a GGUF file, as llama.cpp and the programs around it read it; written with the package `gguf`."""
+"""Write a Llama as a GGUF file, the format of llama.cpp, with the package `gguf`."""
 
 import os
 from importlib import import_module
@@ -19,8 +19,8 @@ PRE = {
     "gpt2": "gpt-2",
     "digits": "smollm",
     "llama3": "llama-bpe",
-}  # how llama.cpp calls the cuts of `text.other_tokenizers`
-TENSORS = {  # what parts of Hugging Face's names become
+}  # llama.cpp's names for the cuts of `text.other_tokenizers`
+TENSORS = {  # parts of Hugging Face's tensor names -> GGUF's
     "model.layers": "blk", "post_attention_layernorm": "ffn_norm", "input_layernorm": "attn_norm",
     "self_attn.o_proj": "attn_output", "self_attn.": "attn_", "mlp.": "ffn_", "_proj": "",
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
@@ -28,15 +28,14 @@ TENSORS = {  # what parts of Hugging Face's names become
 
 
 def export(checkpoint: Checkpoint, out: Path) -> None:
-    """Write a checkpoint as one GGUF file in float32, whole or not at all.
+    """Write a checkpoint as one GGUF file in float32.
 
-    Raises NanoEulerError where the package is missing, for a vocabulary that is not byte-level, and where the file
-    cannot be written.
+    Raises NanoEulerError if gguf is missing, the vocabulary is not byte-level, or writing fails; no file is left then.
     """
     gguf = package()
     if (cut := getattr(checkpoint.tokenizer, "cut", "gpt2")) not in PRE:
-        raise NanoEulerError("the vocabulary is SentencePiece's, expected a byte-level one: --to hf writes it")
-    tokenizers.to_json(checkpoint.tokenizer)  # refuses what neither file can hold
+        raise NanoEulerError("the vocabulary must be byte-level, got SentencePiece's: use --to hf")
+    tokenizers.to_json(checkpoint.tokenizer)  # raises for a vocabulary that neither format can hold
     partial = out.with_name(f".{out.name}.partial")
     try:
         with writing(out):
@@ -59,7 +58,7 @@ def export(checkpoint: Checkpoint, out: Path) -> None:
 
 
 def package() -> ModuleType:
-    """The package gguf. Raises NanoEulerError where it is not installed."""
+    """Import and return the package gguf. Raises NanoEulerError if it is not installed."""
     try:
         return import_module("gguf")
     except ImportError:
@@ -67,7 +66,7 @@ def package() -> ModuleType:
 
 
 def tensors(model: GPT) -> dict[str, np.ndarray]:
-    """GGUF's name and the tensor [out, in] of each; rows of q and k in pairs, those of k by its own G heads."""
+    """Return the tensors [out, in] of a model by GGUF's names, with rows of q and k in pairs and no tied head."""
     config, found = model.config, {}
     for name, view in llama_views(model.params, config).items():
         for old, new in TENSORS.items():
@@ -94,7 +93,7 @@ def _vocabulary(checkpoint, kinds):
     tokenizer, size = checkpoint.tokenizer, checkpoint.model.config.vocab_size
     names, special = tokenizers.names(tokenizer), set(tokenizer.special_tokens.values())
     types = [kinds.CONTROL if id in special else kinds.NORMAL for id in range(len(names))]
-    padding = range(len(names), size)  # numbers of no token
+    padding = range(len(names), size)  # ids without a token
     return {
         "tokenizer_model": "gpt2", "token_list": names + [f"[PAD{id}]" for id in padding],
         "token_types": types + [kinds.UNUSED for _ in padding],

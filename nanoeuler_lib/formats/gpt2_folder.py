@@ -1,4 +1,4 @@
-"""A GPT-2 as a Hugging Face folder, in and out. Its matrices lie there as here, [in, out], in a class called Conv1D."""
+"""Write and read a GPT-2 as a Hugging Face folder, whose matrices are [in, out] as ours are (class Conv1D)."""
 
 import re
 from pathlib import Path
@@ -21,17 +21,17 @@ NUMBERS = {
     "dim": "n_embd", "heads": "n_head", "layers": "n_layer", "context": "n_positions", "vocab_size": "vocab_size",
     "ffn": "n_inner", "norm_eps": "layer_norm_epsilon",
 }  # fmt: skip
-# What this model computes, the default first. Dropout, which only training there knows, is not asked for.
+# Values that this model supports, the default first. Dropout is not checked, because it affects only training.
 WANTED = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,), "tie_word_embeddings": (True,),
     "quantization_config": (None,),
 }  # fmt: skip
-MASKS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # of attention, which older versions kept as buffers
+MASKS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # causal masks, which older versions stored
 
 
 def tensor_names(config: GPT2Config) -> dict[str, str]:
-    """transformers' name of each of our tensors, without the "transformer." that stands before it in most files."""
+    """Return the name in transformers of each of our tensors, without the prefix "transformer." of most files."""
     names = {}
     for ours in parameter_shapes(config):
         part = ours.rsplit(".", 1)[-1]
@@ -42,7 +42,7 @@ def tensor_names(config: GPT2Config) -> dict[str, str]:
 
 
 def export(checkpoint: Checkpoint, out: Path) -> None:
-    """Write a checkpoint of a GPT-2 as a Hugging Face folder, whole or not at all. Raises what `llama.export` does."""
+    """Write a checkpoint of a GPT-2 as a Hugging Face folder. Raises what `llama.write_folder` raises."""
     config, params = checkpoint.model.config, checkpoint.model.params
     tensors = {f"transformer.{theirs}": params[ours] for ours, theirs in tensor_names(config).items()}
     values = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
@@ -52,10 +52,10 @@ def export(checkpoint: Checkpoint, out: Path) -> None:
 
 
 def read(folder: Path, values: dict) -> GPT2:
-    """The model of a folder whose config.json has these values, as `transformers` of any version writes it.
+    """Read the model of a Hugging Face folder that any version of transformers wrote.
 
-    Raises NanoEulerError, before memory is taken, for what this library's GPT-2 does not compute, and for files that do
-    not fit together.
+    folder: its path; values: the content of its config.json. Raises NanoEulerError, before memory is allocated, if this
+    library's GPT-2 cannot compute what config.json describes, or if the files contradict each other.
     """
     config, found = gpt2_config(values, folder / "config.json"), {}
     for name, where in llama.headers(folder).items():
@@ -68,15 +68,15 @@ def read(folder: Path, values: dict) -> GPT2:
     for ours, theirs in names.items():
         params[ours][...] = llama.read_tensor(theirs, *found[theirs])
     if head and not np.array_equal(llama.read_tensor("lm_head.weight", *head), params["embed"]):
-        raise NanoEulerError(f"{folder}: lm_head.weight is not wte.weight, expected a head tied to the embedding")
+        raise NanoEulerError(f"{folder}: lm_head.weight must equal wte.weight, because the head is tied to it")
     return GPT2(config, params)
 
 
 def gpt2_config(values: dict, file: Path) -> GPT2Config:
-    """The configuration that a config.json means. Raises NanoEulerError for what this library's GPT-2 has not."""
+    """Convert the values of a config.json to a `GPT2Config`. Raises NanoEulerError for a feature that ours lacks."""
     for name, wanted in WANTED.items():
         if (value := values.get(name, wanted[0])) not in wanted:
-            raise NanoEulerError(f"{file}: {name} is {short(value)}, expected {wanted[0]}: this model has no other")
+            raise NanoEulerError(f"{file}: {name} must be {wanted[0]}, got {short(value)}: nothing else is supported")
     default = SIZES["gpt2"] | {"norm_eps": 1e-5}
     numbers = {ours: values.get(theirs, default.get(ours, 0)) for ours, theirs in NUMBERS.items()}
     try:

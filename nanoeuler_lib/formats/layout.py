@@ -1,8 +1,9 @@
-"""The same numbers in another order: what lies between this library's parameters and those of a Llama elsewhere.
+"""Convert between the layout of this library's parameters and the layouts of Llama weights in other programs.
 
-Matrices here are [in, out], there [out, in]; q, k and v are packed here, as are gate and up; the two halves of a head
-that RoPE turns lie apart here and in Hugging Face's files, and next to each other in llama.cpp's and llama2.c's. All
-of this is transposing, cutting and permuting: no number changes. Rounding to eight bits changes them. Chapter 34.
+Our matrices are [in, out], theirs are [out, in]. We pack q, k and v into one matrix, and gate and up into another. The
+two coordinates of a RoPE pair are C/2 apart in our matrices and in Hugging Face's files, but next to each other in the
+files of llama.cpp and llama2.c. Transposing, splitting and permuting change no number; rounding to eight bits
+(`quantise`) does. Chapter 34.
 """
 
 from collections.abc import Mapping
@@ -16,28 +17,28 @@ from nanoeuler_lib.model import parameter_shapes
 
 
 def to_pairs(w: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a projection to q or k, halves to pairs: row 2j is the old j, row 2j+1 the old j + C/2.
+    """Reorder the rows of each head from halves to pairs: row j becomes 2j, j + C/2 becomes 2j+1.
 
-    w: [heads * C, D], each head's C rows in halves; heads: H for q, G for k. Returns the same shape, a copy.
+    w: [heads * C, D], the projection to q or k with each head's rows in halves; heads: H
+    for q, G for k. Returns a copy of the same shape. Chapter 34.
     """
     halves = w.reshape(heads, 2, -1, w.shape[-1])  # [heads, half, C/2, D]
     return halves.swapaxes(1, 2).reshape(w.shape)  # [heads, C/2, half, D]
 
 
 def to_halves(w: np.ndarray, heads: int) -> np.ndarray:
-    """The inverse of `to_pairs`: row j is the old 2j, row j + C/2 the old 2j+1.
-
-    w: [heads * C, D], each head's C rows in pairs. Returns the same shape, a copy.
-    """
+    """Return w [heads * C, D] with each head's rows reordered from pairs to halves, the inverse of `to_pairs`."""
     pairs = w.reshape(heads, -1, 2, w.shape[-1])  # [heads, C/2, half, D]
     return pairs.swapaxes(1, 2).reshape(w.shape)  # [heads, half, C/2, D]
 
 
 def quantise(w: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
-    """Round a matrix to eight bits, each group of neighbours with a scale of its own.
+    """Round a matrix to eight bits, with one scale for each group of neighbouring numbers.
 
-    w: [out, in]; group: how many share a scale: `in` (one a row), `w.size` (one a tensor), or a divisor of them, as
-    llama2.c's 64. Returns codes int8 [n, group], -127 to 127, and scales float32 [n, 1]; w is about codes * scales.
+    w: [out, in]; group: numbers per scale: `in` for one scale per row, `w.size` for one
+    per tensor, or a divisor of w.size, such as 64 in llama2.c. Returns codes int8
+    [n, group], -127 to 127, and scales float32 [n, 1]; w is approximately codes * scales.
+    Chapter 34.
     """
     groups = w.reshape(-1, group).astype(np.float32)  # [n, group]
     scales = np.abs(groups).max(axis=1, keepdims=True) / np.float32(127)  # [n, 1]
@@ -46,15 +47,16 @@ def quantise(w: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dequantise(codes: np.ndarray, scales: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The float32 matrix of a shape that codes [n, group] and scales [n, 1] of `quantise` stand for."""
+    """Return the float32 matrix codes * scales in a given shape; codes [n, group], scales [n, 1]: see `quantise`."""
     return (codes * scales.astype(np.float32)).reshape(shape)
 
 
 def llama_views(params: Mapping[str, np.ndarray], config: ModelConfig) -> dict[str, np.ndarray]:
-    """Hugging Face's name of each tensor of a Llama, and the view [out, in] of our parameters that it is.
+    """Return a view of our parameters for each tensor of a Llama, by Hugging Face's name and in its layout [out, in].
 
-    Reading the views exports head 0 and all below it; writing into them imports. Tensors: embed [V, D]; for each layer
-    q [HC, D], k and v [GC, D], o [D, HC], gate and up [F, D], down [D, F], two norms [D]; a norm [D]; lm_head [V, D].
+    Reading the views exports the model with head 0; writing into them imports a model. Tensors: embed [V, D]; for each
+    layer q [HC, D], k and v [GC, D], o [D, HC], gate and up [F, D], down [D, F], two norms [D]; a final norm [D];
+    lm_head [V, D].
     """
     H, G, C, V = config.heads, config.kv_heads, config.head_dim, config.vocab_size
     views = {"model.embed_tokens.weight": params["embed"]}
@@ -73,21 +75,21 @@ def llama_views(params: Mapping[str, np.ndarray], config: ModelConfig) -> dict[s
 
 
 def llama_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of each tensor of `llama_views`; no memory is taken."""
+    """Return the name and shape of each tensor of `llama_views` without allocating parameters."""
     nothing = {n: np.broadcast_to(np.float32(0), shape) for n, shape in parameter_shapes(config).items()}
     return {name: view.shape for name, view in llama_views(nothing, config).items()}
 
 
 def is_tied(params: Mapping[str, np.ndarray], config: ModelConfig) -> bool:
-    """Whether head 0 is the embedding, number by number: then files elsewhere hold it once."""
+    """Return whether head 0 equals the embedding exactly; other programs then store the matrix only once."""
     return np.array_equal(params["embed"], params["heads"][:, : config.vocab_size].T)
 
 
 def expect_memory(config: ModelConfig, source) -> None:
-    """Raises NanoEulerError where the parameters of a model would not fit into this machine's memory as float32."""
+    """Raise NanoEulerError if a model's float32 parameters do not fit into memory; source: named in the message."""
     needed = 4 * sum(int(np.prod(shape, dtype=object)) for shape in parameter_shapes(config).values())
     if (there := memory()) is not None and needed > there:
         raise NanoEulerError(
-            f"{source}: the weights take {needed / 1e9:,.1f} GB as float32, expected at most the {there / 1e9:,.1f} GB "
-            "of this machine"
+            f"{source}: the weights must fit into this machine's {there / 1e9:,.1f} GB, got {needed / 1e9:,.1f} GB as "
+            "float32"
         )

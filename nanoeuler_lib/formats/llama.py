@@ -1,4 +1,4 @@
-"""A Llama as a Hugging Face folder, out and in: config.json, safetensors, the tokenizer, the chat template."""
+"""Write and read a Llama as a Hugging Face folder: config.json, safetensors, the tokenizer, the chat template."""
 
 import json
 import shutil
@@ -19,32 +19,32 @@ from nanoeuler_lib.text.chat_template import ASSISTANT, TEMPLATES, USER
 from nanoeuler_lib.text.tokenizer import read_json
 from nanoeuler_lib.training.checkpoint import Checkpoint
 
-KINDS = {int: "a whole number", (int, float): "a number", bool: "true or false", dict: "an object", str: "text"}
-WINDOWS = {"mistral": 4096}  # what the absence of sliding_window means, where that is not "none"
+KINDS = {int: "an integer", (int, float): "a number", bool: "true or false", dict: "an object", str: "text"}
+WINDOWS = {"mistral": 4096}  # default of sliding_window by model_type, where it is not "none"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 # ---- Out
 
 
 def export(checkpoint: Checkpoint, out: Path) -> None:
-    """Write a checkpoint as a Llama's Hugging Face folder. Raises what `write_folder` does."""
+    """Write a checkpoint as the Hugging Face folder of a Llama. Raises what `write_folder` raises."""
     model, config = checkpoint.model, checkpoint.model.config
     tied = is_tied(model.params, config)
     tensors = {name: np.ascontiguousarray(view) for name, view in llama_views(model.params, config).items()}
     if tied:
-        del tensors["lm_head.weight"]  # one tensor there; a second one would be dropped on reading
+        del tensors["lm_head.weight"]  # transformers stores tied matrices once, and would drop a second one on reading
     write_folder(checkpoint, out, tensors, _config_json(config, tied))
 
 
 def write_folder(checkpoint: Checkpoint, out: Path, tensors: dict[str, np.ndarray], values: dict) -> None:
-    """Write a Hugging Face folder that transformers 4 and 5 open, whole or not at all.
+    """Write a Hugging Face folder that transformers 4 and 5 can open.
 
-    tensors, values: of model.safetensors and config.json; the rest is the checkpoint's. Raises NanoEulerError for a
-    vocabulary that tokenizer.json cannot hold, and where it cannot be written.
+    tensors: content of model.safetensors; values: content of config.json; everything else comes from the checkpoint.
+    Raises NanoEulerError if tokenizer.json cannot hold the vocabulary, or if writing fails; then no folder is left.
     """
     config, tokenizer, template = checkpoint.model.config, checkpoint.tokenizer, chat_template(checkpoint)
     unsaid = [tokenizer.special_tokens[name] for name in (USER, ASSISTANT) if template]
-    unsaid += range(tokenizer.vocab_size, config.vocab_size)  # numbers of no token, as a multiple of 8 leaves some
+    unsaid += range(tokenizer.vocab_size, config.vocab_size)  # ids without a token, from rounding up to a multiple of 8
     shown = {id: name for name, id in tokenizer.special_tokens.items()}
     edges = {"bos_token": shown.get(tokenizer.begin), "eos_token": shown.get(tokenizer.end)}
     ids = {"bos_token_id": tokenizer.begin, "eos_token_id": tokenizer.end}
@@ -79,9 +79,10 @@ def _config_json(config, tied):
 
 
 def chat_template(checkpoint: Checkpoint) -> str | None:
-    """The turns of a fine-tuned run as a Jinja template, None for another run (`text.chat_template`: the same ids).
+    """Return the chat template of a fine-tuned run in Jinja, or None for any other run.
 
-    There, unlike here, a user who types a marker's name writes the marker.
+    It gives the same ids as `text.chat_template`, with one difference: in other programs, a user who types the name of
+    a marker writes the marker itself.
     """
     if not {USER, ASSISTANT} <= checkpoint.tokenizer.special_tokens.keys():
         return None
@@ -89,7 +90,7 @@ def chat_template(checkpoint: Checkpoint) -> str | None:
 
 
 def jinja(template: str) -> str:
-    """A template of `text.chat_template` in Jinja, by its name."""
+    """Return a template of `text.chat_template` in Jinja. template: its name in TEMPLATES."""
     line = lambda text: text.replace("\n", "{{ '\\n' }}")
     before, behind = map(line, TEMPLATES[template]("\0").split("\0"))
     system = "loop.index0 == 1 and messages[0]['role'] == 'system' and messages[0]['content']"
@@ -108,10 +109,11 @@ def jinja(template: str) -> str:
 
 
 def read(folder: Path, values: dict) -> GPT:
-    """The model of a folder whose config.json has these values: a Llama, or a Mistral without a window.
+    """Read the model of a Hugging Face folder: a Llama, or a Mistral without a sliding window.
 
-    Heads that are tied there are two equal matrices here; there is one prediction head. Raises NanoEulerError, before
-    memory is taken, for what this library's model cannot compute, and for files that do not fit together.
+    folder: its path; values: the content of its config.json. A tied head becomes a second, equal matrix. The model has
+    one prediction head. Raises NanoEulerError, before memory is allocated, if this library's model cannot compute what
+    config.json describes, or if the files contradict each other.
     """
     config, tied = llama_config(values, folder / "config.json")
     shapes, found = llama_shapes(config), headers(folder)
@@ -124,31 +126,32 @@ def read(folder: Path, values: dict) -> GPT:
     for name, view in llama_views(params, config).items():
         view[...] = read_tensor(name, *found[name])
     if tied and not is_tied(params, config):
-        raise NanoEulerError(f"{folder}: lm_head is not the embedding, expected that: config.json ties them")
+        raise NanoEulerError(f"{folder}: lm_head must equal the embedding, because config.json ties them")
     return GPT(config, params)
 
 
 def expect_tensors(folder: Path, found: dict[str, tuple], shapes: dict[str, tuple[int, ...]]) -> None:
-    """Raise NanoEulerError unless a folder's tensors, as `headers` gives them, are these, of these shapes."""
+    """Raise NanoEulerError unless `found`, from `headers`, is exactly the tensors with these names and shapes."""
     if odd := sorted(found.keys() ^ shapes.keys()):
-        what = "lacks" if odd[0] in shapes else "has the unknown"
-        raise NanoEulerError(f"{folder}: {what} tensor {odd[0][:80]!r}, {len(odd)} in all do not fit config.json")
+        what = "lacks the" if odd[0] in shapes else "has an unknown"
+        raise NanoEulerError(f"{folder}: {what} tensor {odd[0][:80]!r}: {len(odd)} tensors do not match config.json")
     for name, (file, _, shape, _) in found.items():
         if shape != shapes[name]:
-            raise NanoEulerError(f"{file}: {name} is {list(shape)}, expected {list(shapes[name])}")
+            raise NanoEulerError(f"{file}: {name} must be {list(shapes[name])}, got {list(shape)}")
 
 
 def llama_config(values: dict, file: Path) -> tuple[ModelConfig, bool]:
-    """The configuration that a config.json means, and whether its head is tied to the embedding.
+    """Convert the values of a config.json to our configuration, and return whether the head is tied to the embedding.
 
-    Reads the spellings of transformers 4 and 5. Raises NanoEulerError for the first thing that this library's model
-    has not: biases, rope scaling, a head width that is not D/H, a sliding window, other activations, quantised weights.
+    The names of transformers 4 and 5 are both understood. Raises NanoEulerError for a feature that this library's model
+    does not have: biases, RoPE scaling, a head width other than D/H, a sliding window, other activations, quantised
+    weights.
     """
 
     def get(name, default=None, kind=int):
         value = default if values.get(name) is None else values[name]
         if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-            raise NanoEulerError(f"{file}: {name} is {short(value)}, expected {KINDS[kind]}")
+            raise NanoEulerError(f"{file}: {name} must be {KINDS[kind]}, got {short(value)}")
         return value
 
     number = (int, float)
@@ -174,55 +177,63 @@ def llama_config(values: dict, file: Path) -> tuple[ModelConfig, bool]:
     }
     for name, (value, expected) in wanted.items():
         if value != expected:
-            raise NanoEulerError(f"{file}: {name} is {short(value)}, expected {expected}: this model has no other")
+            raise NanoEulerError(f"{file}: {name} must be {expected}, got {short(value)}: nothing else is supported")
     window = values.get("sliding_window", WINDOWS.get(values["model_type"]))
     if window is not None and not (isinstance(window, int) and window >= context):
-        expected = f"expected none, or one of all {context} positions"
-        raise NanoEulerError(f"{file}: sliding_window is {short(window)}, {expected}")
+        expected = f"must be none, or at least {context}, the number of positions"
+        raise NanoEulerError(f"{file}: sliding_window {expected}, got {short(window)}")
     return config, get("tie_word_embeddings", False, bool)
 
 
 def headers(folder: Path) -> dict[str, tuple]:
-    """Name -> (file, kind, shape, offset) of each tensor in a folder's safetensors, one file or shards by an index."""
+    """Return where each tensor of a folder is: name -> (file, dtype, shape, offset in bytes).
+
+    The folder has one file of safetensors, or several with an index. Raises NanoEulerError if a file is missing or
+    damaged, or contradicts the index.
+    """
     held, found = None, {}
     if (index := folder / INDEX).is_file():
         content = read_json(index)
         held = content.get("weight_map") if isinstance(content, dict) else None
         if not isinstance(held, dict) or not all(Path(str(name)).name == name for name in held.values()):
-            raise NanoEulerError(f"{index}: weight_map is {short(held)}, expected a file beside it for each tensor")
+            raise NanoEulerError(f"{index}: weight_map must name a file next to it for each tensor, got {short(held)}")
     for file in (folder / name for name in sorted({WEIGHTS} if held is None else set(held.values()))):
         if not file.is_file():
-            raise NanoEulerError(f"{file}: no such file, expected the weights there, as safetensors")
+            raise NanoEulerError(f"{file}: no such file, expected the weights as safetensors")
         for name, where in _header(file).items():
             if held is not None and held.get(name) != file.name:
-                raise NanoEulerError(f"{file}: has {short(name)}, expected it where {INDEX} says")
+                raise NanoEulerError(f"{file}: has {short(name)}, which must be in the file that {INDEX} names")
             found[name] = (file, *where)
     if lost := (held or {}).keys() - found.keys():
-        raise NanoEulerError(f"{folder}: lacks {short(min(lost))}, which {INDEX} names")
+        raise NanoEulerError(f"{folder}: lacks {short(min(lost))}, which {INDEX} lists")
     return found
 
 
 def _header(file):
-    """Name -> (kind, shape, offset) of a safetensors file; its library has looked at all of the header first."""
+    """Return name -> (dtype, shape, offset) for a safetensors file, after its library has checked the header."""
     try:
         with safe_open(file, framework="numpy"), open(file, "rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(length))
     except (OSError, SafetensorError, ValueError) as error:
-        raise NanoEulerError(f"{file}: not readable as safetensors ({files.one_line(str(error), 200)})") from None
+        raise NanoEulerError(f"{file}: must be readable as safetensors ({files.one_line(str(error), 200)})") from None
     header.pop("__metadata__", None)
     start = 8 + length
     return {n: (t["dtype"], tuple(t["shape"]), start + t["data_offsets"][0]) for n, t in header.items()}
 
 
 def read_tensor(name: str, file: Path, kind: str, shape: tuple[int, ...], offset: int) -> np.ndarray:
-    """One tensor as float32. NumPy knows no bfloat16: its 16 bits are the upper half of a float32's."""
+    """Read one tensor as float32. name: for messages; the other arguments: values of `headers`.
+
+    NumPy has no bfloat16, so its 16 bits are read as the upper half of a float32. Raises NanoEulerError for any other
+    dtype, and if a number is not finite.
+    """
     kinds = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
     if kind not in kinds:
-        raise NanoEulerError(f"{file}: {name} is {kind}, expected {', '.join(kinds)}")
+        raise NanoEulerError(f"{file}: {name} must be one of {', '.join(kinds)}, got {kind}")
     tensor = np.fromfile(file, kinds[kind], int(np.prod(shape)), offset=offset).reshape(shape)
     if kind == "BF16":
         tensor = (tensor.astype(np.uint32) << 16).view(np.float32)
     if not np.isfinite(tensor).all():
-        raise NanoEulerError(f"{file}: {name} holds NaN or infinity, expected finite numbers")
+        raise NanoEulerError(f"{file}: {name} must hold finite numbers, got NaN or infinity")
     return tensor

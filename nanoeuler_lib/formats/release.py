@@ -1,15 +1,16 @@
-"""What one publishes of a run: weights in each form, tokenizer, card, hashes, and a script that checks them.
+"""Write a release: a folder for publishing a model, with its weights in each format, a model card, hashes and a check.
 
     out/
-        config.json, model.safetensors, tokenizer.json, ...     as transformers reads them: head 0, float32
+        config.json, model.safetensors, tokenizer.json, ...     for transformers: head 0, float32
         model.gguf                  for llama.cpp
         nanoeuler/                  a checkpoint of this library, all heads, without the optimiser's state
-        README.md                   the card; loss.png and layers.png are its curves
+        README.md                   the model card; loss.png and layers.png are its curves
         logits.safetensors          tokens [T] and the logits [T, V] that this library computes for them
-        SHA256SUMS, check.py        hashes of all but README.md, and what compares them
+        SHA256SUMS, check.py        hashes of all files but README.md, and a script that compares them
 
-The card says what the run, its log and the corpora's records (`report.json` of `nanoeuler corpus`) say. What none of
-them says, a person has to: such lines hold BLANK, and `release` returns them. Paths of this machine are left out.
+The model card takes its facts from the run, its log and the records of the corpora (`report.json` of
+`nanoeuler corpus`). The publisher has to add all others: their lines contain BLANK, and `release` returns them. Paths
+on this machine are left out. Chapter 34.
 """
 
 import os
@@ -34,17 +35,18 @@ from nanoeuler_lib.training.report import description, draw_layers, draw_loss
 from nanoeuler_lib.training.run_folder import read_log
 
 BLANK = release_check.BLANK
-PROBE = 16  # tokens whose logits are kept
+PROBE = 16  # number of tokens in logits.safetensors
 UNHASHED = {"README.md", "SHA256SUMS"}
 
 
 def release(run: str | Path, out: str | Path, to: Iterable[str] = (), corpora: Iterable[str | Path] = ()) -> list[str]:
-    """Write what one publishes of a run or a checkpoint into a new folder. Returns the lines that are to be filled in.
+    """Write the release of a run or a checkpoint into a new folder. Returns the lines that must be filled in.
 
-    to: hf, gguf, or both; by default all that the architecture has. corpora: folders of `nanoeuler corpus` whose
-    records hold for the text, for a run on shards, which do not know theirs; those beside the run's files are found.
-    Raises NanoEulerError where `out` exists, a format cannot hold the run, a folder has no record, or the disk is full;
-    nothing is then left of `out`.
+    run: folder of a run or a checkpoint; out: the new folder; to: "hf", "gguf" or both, by default every format that
+    can hold the architecture; corpora: folders of `nanoeuler corpus` with the records of the text. They are needed for
+    a run on shards, which do not record their texts; otherwise, records next to the run's texts are found. Raises
+    NanoEulerError if `out` exists, a format cannot hold the run, a folder has no record, or the disk is full; then no
+    folder is left.
     """
     run, out = Path(run), Path(out)
     expect_new(out, parents=True)
@@ -73,7 +75,6 @@ def release(run: str | Path, out: str | Path, to: Iterable[str] = (), corpora: I
 
 
 def _weights(found: Checkpoint, forms: list[str], folder: Path) -> None:
-    """The model in each form. That of transformers is the folder itself."""
     if "hf" in forms:
         write(found, "hf", folder / "hf")
         for file in (folder / "hf").iterdir():
@@ -86,34 +87,30 @@ def _weights(found: Checkpoint, forms: list[str], folder: Path) -> None:
 
 
 def _logits(found: Checkpoint, file: Path) -> None:
-    """Some tokens, and what the model computes for them."""
     tokens = np.random.default_rng(0).integers(0, found.tokenizer.vocab_size, PROBE)
     tokens = tokens[: found.model.config.context]
     logits = found.model.logits(tokens[None])[0, :, : found.model.config.vocab_size]
     save_file({"tokens": tokens, "logits": np.ascontiguousarray(logits, np.float32)}, file)
-    with suppress(OSError):  # safetensors lets no one else read it, whatever the umask
+    with suppress(OSError):  # safetensors makes the file readable only by its owner, whatever the umask
         shutil.copymode(file.with_name("nanoeuler") / "checkpoint.json", file)
 
 
-# ---- What it was trained on
+# ---- The training texts
 
 
 def _record(folder: Path) -> dict:
-    """What report.json of a corpus says. Raises NanoEulerError for a folder without one."""
+    """Return the facts in the report.json of a corpus. Raises NanoEulerError if it is missing or damaged."""
     try:
         report = from_json((folder / "report.json").read_text("utf-8"))
         return {name: report[name] for name in ("corpus", "about", "licence", "source", "parts")}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise NanoEulerError(
-            f"{folder / 'report.json'}: not readable, expected the record that nanoeuler corpus leaves beside a text"
+            f"{folder / 'report.json'}: must be a record that nanoeuler corpus wrote next to a text"
         ) from None
 
 
 def _texts(info: dict, told: bool) -> Iterator[dict | str]:
-    """Of each text that a run learnt from, the record or what is known; told: of its own texts by the caller.
-
-    A record is a text's where its hash is.
-    """
+    """Yield each training text's record, or its name if none has its hash; told: skip the run's own records."""
     paths = [path for name, path in (info.get("files") or {}).items() if name.startswith("text") and path]
     paths += [info[name][0] for name in ("examples", "pairs", "questions") if name in info]
     if not paths and not told:
@@ -138,7 +135,6 @@ def _texts(info: dict, told: bool) -> Iterator[dict | str]:
 
 
 def _card(name, found, log, about, texts, forms, curves) -> Iterator[str]:
-    """The lines of README.md."""
     yield from ["---", "library_name: transformers", "pipeline_tag: text-generation"]
     yield from [f"language: {BLANK}", f"license: {BLANK}", "---", "", f"# {markdown(name)}", ""]
     taught = {USER, ASSISTANT} <= found.tokenizer.special_tokens.keys()
@@ -169,7 +165,6 @@ def _card(name, found, log, about, texts, forms, curves) -> Iterator[str]:
 
 
 def _facts(found: Checkpoint, log: list[dict], about: dict) -> Iterator[tuple[str, object]]:
-    """Names and values of the table at the head."""
     c, info = found.model.config, found.info
     heads = f"{c.heads} query heads over {c.kv_heads} of keys and values"
     yield "shape", f"{c.layers} layers of width {c.dim}, {heads}, {c.ffn} wide inside"
@@ -191,7 +186,6 @@ def _facts(found: Checkpoint, log: list[dict], about: dict) -> Iterator[tuple[st
 
 
 def _text(text: dict | str) -> Iterator[str]:
-    """The lines of a text: its record, or what is to be filled in."""
     if isinstance(text, str):
         yield f"* {text}: where it is from, its licence, and whom it asks to name: {BLANK}"
         return
@@ -204,7 +198,6 @@ def _text(text: dict | str) -> Iterator[str]:
 
 
 def _curves(log, curves) -> Iterator[str]:
-    """The pictures, and the warnings of the run."""
     if not curves:
         yield f"The log of the run is not here. Its curves: {BLANK}"
         return
@@ -214,7 +207,6 @@ def _curves(log, curves) -> Iterator[str]:
 
 
 def _limits(found) -> Iterator[str]:
-    """What the run says of what the model cannot do, and what it did not measure."""
     name, context = measured(found.info), found.model.config.context
     known = f"{MEASURES[name]} on text that was held out" if name else "nothing that is recorded here"
     yield f"The run measured {known}, and not whether what the model says is true, fair, harmless, or learnt by heart."

@@ -2,9 +2,10 @@
 
     python check.py
 
-Needs nothing but Python and this folder. Exit code 0: all is as it was published; 1: something is not. Logits are
-compared on the tokens of logits.safetensors, by transformers in float32; hashes tell damage, this tells a program that
-reads the weights otherwise. README.md is not in SHA256SUMS: its publisher fills in lines.
+It needs only Python and this folder. Exit code 0: everything is as published; 1: something differs. The hashes detect
+damaged files. The logits detect a program that interprets the weights differently: transformers computes them in
+float32 for the tokens of logits.safetensors, and they are compared with those in this file. README.md is not in
+SHA256SUMS, because its publisher fills in lines.
 """
 
 import hashlib
@@ -12,31 +13,32 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-APART = 1e-3  # of the largest logit; rounding in another order gives about a thousandth of that
+APART = 1e-3  # tolerance relative to the largest logit; different rounding gives about a thousandth of it
 BLANK = "TO FILL IN"
 
 
 def changed_files() -> list[str]:
-    """What is wrong with the files that SHA256SUMS lists, a line each."""
+    """Return a line for each file in SHA256SUMS that is missing or has changed."""
     wrong = []
     for line in (HERE / "SHA256SUMS").read_text("utf-8").splitlines():
         digest, name = line.split("  ", 1)
         if not (HERE / name).is_file():
             wrong.append(f"{name}: is missing")
         elif (actual := sha256(HERE / name)) != digest:
-            wrong.append(f"{name}: SHA-256 is {actual[:12]}..., expected {digest[:12]}...")
+            wrong.append(f"{name}: SHA-256 must be {digest[:12]}..., got {actual[:12]}...")
         else:
             print(f"{name}: as published")
     return wrong
 
 
 def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def other_logits() -> list[str]:
-    """What is wrong with the logits that transformers computes, at most one line."""
+    """Return a line if the logits that transformers computes are wrong, else an empty list."""
     if not (HERE / "config.json").is_file():
         print("logits: this release has no form for transformers")
         return []
@@ -56,10 +58,11 @@ def other_logits() -> list[str]:
     if apart <= APART * largest:  # false for NaN
         print(said)
         return []
-    return [f"{said}, expected at most {APART * largest:.1e}"]
+    return [f"{said}: the distance must be at most {APART * largest:.1e}"]
 
 
 def main() -> int:
+    """Check the release, print the result, and return the exit code."""
     wrong = changed_files() or other_logits()
     blank = (HERE / "README.md").read_text("utf-8").count(BLANK) if (HERE / "README.md").is_file() else 0
     if blank:

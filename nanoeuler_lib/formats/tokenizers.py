@@ -1,4 +1,4 @@
-"""Hugging Face's tokenizer.json, out and in: the same vocabulary, bytes and spaces written as visible characters."""
+"""Write and read Hugging Face's tokenizer.json, which writes bytes and spaces as visible characters."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ _TO_META = {"type": "Replace", "pattern": {"String": " "}, "content": META}
 _FROM_META = {"type": "Replace", "pattern": {"String": META}, "content": " "}
 _STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 _FROM_BYTES = {"type": "ByteFallback"}, {"type": "Fuse"}
-# How a text is cut, by its name in `text.other_tokenizers`: normalizer and pre_tokenizer.
+# (normalizer, pre_tokenizer) of each way to cut a text, by its name in `text.other_tokenizers`.
 CUTS = {
     "gpt2": (None, _BYTES),
     "digits": (None, _in_turn("pretokenizers", _DIGITS, _BYTES)),
@@ -34,15 +34,12 @@ CUTS = {
 
 
 def to_json(tokenizer: Tokenizer) -> dict:
-    """The tokenizer.json of a vocabulary, as a dictionary; merges are strings, which older readers want.
-
-    Raises NanoEulerError for two tokens of one text, which it cannot hold.
-    """
+    """Return tokenizer.json's content (merges as strings, for old readers). Raises NanoEulerError for equal tokens."""
     shown, cut = names(tokenizer), getattr(tokenizer, "cut", "gpt2")
     id_of = {name: id for id, name in enumerate(shown)}
     for id, name in enumerate(shown):
         if id_of[name] != id:
-            raise NanoEulerError(f"tokens {id} and {id_of[name]} are both {short(name)}, expected each text once")
+            raise NanoEulerError(f"tokens must have different texts, got {short(name)} for {id} and {id_of[name]}")
     normalizer, cutter = CUTS["meta" if cut == "space" else cut]
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     model = {
@@ -60,7 +57,7 @@ def to_json(tokenizer: Tokenizer) -> dict:
 
 
 def names(tokenizer: Tokenizer) -> list[str]:
-    """Each token as tokenizer.json and GGUF write it: visible characters in the place of bytes and spaces."""
+    """Return the text of each token in tokenizer.json and GGUF, with visible characters for bytes and spaces."""
     if getattr(tokenizer, "cut", "gpt2") in BYTE_LEVEL:
         character = {byte: c for c, byte in byte_characters().items()}
         shown = ["".join(map(character.__getitem__, data)) for data in tokenizer.token_bytes]
@@ -74,17 +71,17 @@ def names(tokenizer: Tokenizer) -> list[str]:
 
 
 def merges(tokenizer: Tokenizer) -> list[tuple[int, int]]:
-    """The pairs of ids that a vocabulary merges, in their order."""
+    """Return the pairs of ids that a vocabulary merges, in order."""
     if isinstance(tokenizer, PieceTokenizer):
         return [row[:2] for row in sorted(tokenizer.merges, key=lambda row: row[3])]
     return tokenizer.merges
 
 
 def read(path: Path, begin: int | None = None, end: int | None = None) -> Tokenizer:
-    """The vocabulary of a tokenizer.json, or of a file that this library saved.
+    """Read the vocabulary of a tokenizer.json, or of a file that this library saved.
 
-    begin, end: the ids before and behind a document (bos and eos). A vocabulary in our own order comes back as a plain
-    `Tokenizer`. Raises NanoEulerError, which says what was expected, for every other kind.
+    begin, end: the ids before and after a document (bos and eos). A vocabulary whose ids are in our own order becomes a
+    `Tokenizer`, any other a `PieceTokenizer`. Raises NanoEulerError if the file is damaged or not supported.
     """
     spec = read_json(path)
     if isinstance(spec, dict) and str(spec.get("format")).startswith("nanoeuler"):
@@ -94,20 +91,20 @@ def read(path: Path, begin: int | None = None, end: int | None = None) -> Tokeni
     except NanoEulerError as error:
         raise NanoEulerError(f"{path}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NanoEulerError(f"{path}: not readable as tokenizer.json ({short(str(error))})") from None
+        raise NanoEulerError(f"{path}: must be readable as tokenizer.json ({short(str(error))})") from None
 
 
 def _from_json(spec, begin, end):
     model, cut = spec["model"], _cut_of(spec)
     if model.get("type", "BPE") != "BPE" or model.get("continuing_subword_prefix") or model.get("dropout"):
-        raise NanoEulerError(f"tokenizer is of type {short(model.get('type'))}, expected plain BPE")
+        raise NanoEulerError(f"tokenizer must be plain BPE, got type {short(model.get('type'))}")
     if cut not in BYTE_LEVEL and not model.get("byte_fallback"):
-        raise NanoEulerError("tokenizer has no byte_fallback, expected one that can write every character")
+        raise NanoEulerError("tokenizer must have byte_fallback: without it, some characters cannot be encoded")
     special = {token["content"]: token["id"] for token in spec.get("added_tokens", ())}
     id_of = model["vocab"] | special
     shown = sorted(id_of, key=id_of.get)
     if [id_of[name] for name in shown] != list(range(len(shown))):
-        raise NanoEulerError(f"tokenizer has {len(shown)} tokens, expected the ids 0 to {len(shown) - 1} once each")
+        raise NanoEulerError(f"the {len(shown)} tokens must have the ids 0 to {len(shown) - 1}, got other ids")
     if cut in BYTE_LEVEL:
         byte_of = byte_characters()
         fallback = [id_of[c] for c in sorted(byte_of, key=byte_of.get)]
@@ -128,13 +125,13 @@ def _from_json(spec, begin, end):
 
 
 def _cut_of(spec):
-    """How a tokenizer.json cuts a text, a name in CUTS; what only shows where pieces stood is left out."""
+    """Return the name in CUTS of the way in which a tokenizer.json cuts a text; "trim_offsets" is ignored."""
     found = [spec.get("normalizer"), spec.get("pre_tokenizer")]
     for name, known in CUTS.items():
         if _bare(found) == _bare(known):
             return name
     shown = short(json.dumps(found))
-    raise NanoEulerError(f"text is cut by {shown}, expected as by GPT-2, SmolLM2, Llama 3 or SentencePiece's BPE")
+    raise NanoEulerError(f"text must be split as by GPT-2, SmolLM2, Llama 3 or SentencePiece's BPE, got {shown}")
 
 
 def _bare(value):

@@ -1,1 +1,1 @@
-"""A trained model continues a text (`generate`), prices one (`score`) and answers a question (`chat`)."""
+"""Use a trained model: continue a text (`generate`), measure one in bits per byte (`score`), and chat (`chat`)."""

@@ -1,4 +1,4 @@
-"""Chat with a fine-tuned model: yield its reply piece by piece. `text.chat_template` says how turns are written."""
+"""Chat with a fine-tuned model. `text.chat_template` defines the format of the turns; chapter 20."""
 
 import codecs
 from collections.abc import Iterator
@@ -14,42 +14,41 @@ from nanoeuler_lib.text.tokenizer import Tokenizer
 
 
 class Chat:
-    """A conversation with a model. `reply` answers; `turns` holds what was said, as pairs (text, reply).
+    """Hold a conversation with a model: `reply` answers a text, and `turns` lists the pairs (text, reply) so far.
 
-    ended: whether the last reply came to its end marker; else it was cut where `tokens` or the context ended.
-    template: a name in TEMPLATES, the one that the model was fine-tuned with. When the context is full, the oldest
-    turns are forgotten, except the very first, which often says what all is about; `forgotten` counts them. Raises
-    NanoEulerError if the model was not fine-tuned, or there is no such template.
+    template: a name in TEMPLATES, as in fine-tuning; ended: whether the last reply reached its end marker. When the
+    context is full, the oldest turns are forgotten, except the very first, which often states the topic; `forgotten`
+    counts them. Raises NanoEulerError if the model was not fine-tuned for chat or the template is unknown.
     """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, template: str = "plain"):
         if template not in TEMPLATES:
-            raise NanoEulerError(f"template is {short(template)}, expected one of {', '.join(TEMPLATES)}")
+            raise NanoEulerError(f"template must be one of {', '.join(TEMPLATES)}, got {short(template)}")
         self.model, self.tokenizer, self.prompt_of = model, tokenizer, TEMPLATES[template]
         self.end, *others = markers(tokenizer)
-        self.never = np.array(others)  # a reply holds no marker but its end
+        self.never = np.array(others)  # the user and assistant markers never occur in a reply
         self.decoder, self.fed = model.decoder(), []
         self.reset()
 
     def reset(self) -> None:
-        """Forget all that was said."""
+        """Forget the whole conversation."""
         self.turns: list[tuple[str, str]] = []
-        self.rows: list[list[int]] = []  # the tokens of each turn that is remembered
+        self.rows: list[list[int]] = []  # the tokens of each remembered turn
         self.forgotten, self.ended = 0, False
 
     def reply(self, text: str, tokens: int = 200, seed: int = 0, **options: float) -> Iterator[str]:
         """Yield the reply to a text piece by piece, whole characters only, until its end marker.
 
-        tokens: at most this many; options: those of `generate.sample`. A reply that is broken off (its iterator closed,
-        Ctrl-C) is remembered as far as it came. Raises NanoEulerError when the text alone fills the context.
+        tokens: maximum number; options: those of `generate.sample`. An interrupted reply (iterator closed, Ctrl-C) is
+        remembered so far. Raises NanoEulerError if the text leaves no room for a reply in the context.
         """
         context, prompt = self.model.config.context, encode_turn(self.tokenizer, self.prompt_of(text))
         if len(prompt) > (most := context - 2):
             raise NanoEulerError(
-                f"text has {len(prompt)} tokens with its markers, expected at most {most}: the model reads {context} "
-                "at a time, a story and a question together"
+                f"text must have at most {most} tokens with its markers, got {len(prompt)}: the context is {context} "
+                "tokens, for a story and its question together"
             )
-        room = min(tokens, max(context // 16, 1))  # what a reply gets at least, before turns are forgotten
+        room = min(tokens, max(context // 16, 1))  # turns are forgotten if a reply has less room than this
         while self.rows and 1 + sum(map(len, self.rows)) + len(prompt) + room > context:
             self.rows.pop(1 if len(self.rows) > 1 else 0)
             self.forgotten += 1
@@ -79,7 +78,7 @@ class Chat:
                 self.turns.append((text, "".join(pieces)))
 
     def _not_yet_fed(self, wanted):
-        """Set the decoder back to where its tokens begin to differ from those wanted. Returns the rest of these."""
+        """Reset the decoder to the longest common prefix of its tokens and `wanted`; return the rest of `wanted`."""
         seen, same = self.fed[: self.decoder.length], 0
         while same < min(len(seen), len(wanted) - 1) and seen[same] == wanted[same]:
             same += 1
@@ -87,6 +86,6 @@ class Chat:
         return wanted[same:]
 
     def messages(self) -> list[dict[str, str]]:
-        """What was said, in the form that chat data usually has: role and content."""
+        """Return the conversation as a list of messages with role and content, the usual format of chat data."""
         roles = ("user", "assistant")
         return [{"role": role, "content": text} for turn in self.turns for role, text in zip(roles, turn)]

@@ -1,4 +1,4 @@
-"""Continuing a text: sampling, the loop over tokens, several tokens a pass, and text that is yielded as it comes."""
+"""Generate text: sampling from logits, the loop over tokens, speculative decoding, and streaming of text."""
 
 import codecs
 import math
@@ -14,15 +14,15 @@ from nanoeuler_lib.text.tokenizer import Tokenizer
 
 
 def by_likelihood(logits: np.ndarray) -> np.ndarray:
-    """The tokens [V], most likely first, of equal logits [V] the lower number first.
+    """Return the token ids [V] in order of logits [V], most likely first; of equal logits, the lower id comes first.
 
-    What a stable argsort of -logits gives. NumPy sorts whole numbers several times as fast as it argsorts, so for
-    float32 each key holds a logit's bits, changed so that they are ordered as the logits are, and below them its place.
+    NumPy sorts integers several times faster than it argsorts. So each float32 logit becomes an integer: its upper half
+    is the logit's bits, changed to have the logits' order, and its lower half is the token id.
     """
     if logits.dtype != np.float32:
         return np.argsort(-logits, kind="stable")
-    bits = (0 - logits).view(np.int32)  # 0 - x, so that 0 and -0 have the same
-    ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)  # of a negative number more bits are less
+    bits = (0 - logits).view(np.int32)  # 0 - x, so that 0 and -0 have the same bits
+    ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)  # negative floats are ordered opposite to their bits
     keys = ordered.astype(np.int64) << 32 | np.arange(len(logits))
     keys.sort()
     return keys & 0xFFFFFFFF
@@ -31,23 +31,25 @@ def by_likelihood(logits: np.ndarray) -> np.ndarray:
 def filtered_probs(
     logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens that logits [V] leave to be drawn, most likely first, and their probabilities; both [n].
+    """Return the tokens that may be sampled, most likely first, and their probabilities.
 
-    temperature: 0 takes the most likely token; top_k: only the k most likely (0: all); top_p: only the most likely
-    whose probabilities together reach p; min_p: only those at least min_p times as likely as the most likely.
-    top_p counts the probability that top_k has left as 1. Raises NanoEulerError on values outside these ranges.
-    Chapter 14.
+    logits: [V]; temperature: divides the logits; 0 keeps only the most likely token;
+    top_k: keep the k most likely tokens (0: all); top_p: keep the most likely tokens
+    whose probabilities add up to p, relative to what top_k keeps; min_p: keep tokens at
+    least min_p times as likely as the most likely one. Returns two arrays [n].
+    Raises NanoEulerError if an option is out of range, or the largest logit
+    is not finite. Chapter 14.
     """
     if not 0 <= temperature <= 100:
-        raise NanoEulerError(f"temperature is {temperature}, expected 0 to 100")
+        raise NanoEulerError(f"temperature must be 0 to 100, got {temperature}")
     if top_k < 0:
-        raise NanoEulerError(f"top_k is {top_k}, expected 0 (all) or more")
+        raise NanoEulerError(f"top_k must be 0 (all) or more, got {top_k}")
     if not 0 < top_p <= 1:
-        raise NanoEulerError(f"top_p is {top_p}, expected more than 0 and at most 1")
+        raise NanoEulerError(f"top_p must be more than 0 and at most 1, got {top_p}")
     if not 0 <= min_p <= 1:
-        raise NanoEulerError(f"min_p is {min_p}, expected 0 to 1")
-    if not math.isfinite(best := logits.max()):  # NaN if there is one; -inf says "never this token"
-        raise NanoEulerError(f"the largest logit is {best}, expected a finite number: are the weights sound?")
+        raise NanoEulerError(f"min_p must be 0 to 1, got {min_p}")
+    if not math.isfinite(best := logits.max()):  # NaN if any is NaN; -inf means "never this token"
+        raise NanoEulerError(f"the largest logit must be finite, got {best}: are the weights damaged?")
     if temperature == 0:
         return logits.argmax(keepdims=True), np.ones(1)
     order = by_likelihood(logits)[: top_k or None]
@@ -55,14 +57,14 @@ def filtered_probs(
     probs /= probs.sum()
     n = len(order)
     if top_p < 1:
-        n = int(np.searchsorted(np.cumsum(probs), top_p)) + 1  # the first ones that reach top_p
+        n = int(np.searchsorted(np.cumsum(probs), top_p)) + 1  # the fewest tokens that reach top_p
     if min_p > 0:
         n = min(n, int(np.count_nonzero(probs >= min_p * probs[0])))
     return order[:n], probs[:n] / probs[:n].sum()
 
 
 def pick(tokens: np.ndarray, probs: np.ndarray, rng: np.random.Generator) -> int:
-    """One of tokens [n], drawn with probabilities [n]. Chapter 14."""
+    """Sample one of tokens [n] with probabilities probs [n]. Chapter 14."""
     at = int(np.searchsorted(np.cumsum(probs), rng.random(), side="right"))
     return int(tokens[min(at, len(tokens) - 1)])
 
@@ -75,17 +77,17 @@ def sample(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> int:
-    """Draw a token id from logits [V]; options as for `filtered_probs`."""
+    """Sample a token id from logits [V]; options as for `filtered_probs`."""
     return pick(*filtered_probs(logits, temperature, top_k, top_p, min_p), rng)
 
 
 def generate_tokens(
     model: GPT, ids: list[int], rng: np.random.Generator, size: int | None = None, **options: float
 ) -> Iterator[int]:
-    """Continue token ids without end, one forward pass a token. `speculate` draws several a pass.
+    """Yield tokens that continue ids, without end, with one forward pass per token.
 
-    size: only ids below it are drawn; options: those of `filtered_probs`. When the context is full, the later half of
-    it is read again. Chapter 14.
+    size: only ids below it are sampled; options: those of `filtered_probs`. When the
+    context is full, its later half is read again. Chapter 14.
     """
     decoder, context, ids = model.decoder(), model.config.context, list(ids)
     unread = ids[-context:]
@@ -99,22 +101,23 @@ def generate_tokens(
 
 
 def dense(tokens: np.ndarray, probs: np.ndarray, size: int) -> np.ndarray:
-    """Probabilities [size] of all ids, from those [n] of the tokens that `filtered_probs` left."""
+    """Return the probabilities [size] of all ids, given tokens [n] and probs [n] from `filtered_probs`."""
     p = np.zeros(size)
     p[tokens] = probs
     return p
 
 
 def accept_or_redraw(p: np.ndarray, q: np.ndarray, token: int, rng: np.random.Generator) -> int:
-    """The proposed token, or another in its place, so that what is returned is a draw from p.
+    """Return the proposed token or a different one, so that the result is a sample from p.
 
-    p, q: probabilities [V]; token: a draw from q. It is accepted with probability min(1, p / q), otherwise a token is
-    drawn from the positive part of p - q. Leviathan et al. 2023, algorithm 1. Chapter 16.
+    p, q: probabilities [V]; token: a sample from q. It is accepted with probability
+    min(1, p / q); otherwise a token is sampled from the positive part of p - q.
+    Leviathan et al. 2023, algorithm 1. Chapter 16.
     """
     if rng.random() * q[token] < p[token]:
         return token
     missing = np.maximum(p - q, 0)  # where q proposes too rarely
-    if not missing.any():  # rounding may leave nothing to draw from
+    if not missing.any():  # by rounding, nothing may be left to sample from
         return token
     tokens = np.flatnonzero(missing)
     return pick(tokens, missing[tokens] / missing.sum(), rng)
@@ -129,29 +132,32 @@ def speculate(
     size: int | None = None,
     **options: float,
 ) -> Iterator[list[int]]:
-    """Continue token ids without end; each round is one forward pass and yields 1 to propose + 1 tokens.
+    """Yield tokens that continue ids, without end: 1 to propose + 1 tokens per forward pass.
 
-    Behind the last token, head k proposes the token 1 + k places ahead. The next pass reads the proposals as well. Head
-    0 has then seen what stands before each of them: it accepts or redraws them in turn, up to the first redrawn one; if
-    all are accepted it draws one more. So every token is a draw from head 0, as without proposals.
+    After the last token, head k proposes the token 1 + k positions ahead. The next pass
+    reads the proposals as well, so head 0 gives a distribution for each of them. In
+    order, each proposal is accepted or replaced by a new sample; the first replacement
+    ends the round. If all are accepted, head 0 samples one more token. So every token is
+    a sample from head 0, as without proposals.
 
-    propose: 0 to K-1; end: no proposal stands behind this token; size: only ids below it are drawn; options: those of
-    `filtered_probs`. When the context is full, the later half of it is read again. Chapter 16.
+    propose: 0 to K-1; end: nothing is proposed after this token; size: only ids below it
+    are sampled; options: those of `filtered_probs`. When the context is full, its later
+    half is read again. Raises NanoEulerError if propose is out of range. Chapter 16.
     """
     context, most = model.config.context, model.config.predict - 1
     if not 0 <= propose <= most:
-        raise NanoEulerError(f"propose is {propose}, expected 0 to {most}: the model has {most} later heads")
+        raise NanoEulerError(f"propose must be 0 to {most}, the model's number of later heads, got {propose}")
     decoder, ids, V = model.decoder(propose), list(ids), model.config.vocab_size
     fresh, guesses, qs = ids[-context:], [], []
     while True:
         if decoder.length + len(fresh) > context:
             decoder.length, fresh = 0, ids[-(context // 2 + 1) :]
         del guesses[context - decoder.length - len(fresh) :]
-        places = decoder.read(np.array(fresh + guesses))[len(fresh) - 1 :]  # of the last token and each guess
+        places = decoder.read(np.array(fresh + guesses))[len(fresh) - 1 :]  # the last token and each guess
         new = []
         for place, guess, q in zip(places, guesses, qs):
             p = filtered_probs(decoder.logits(place)[:size], **options)
-            alone = len(p[0]) == 1  # nothing to draw
+            alone = len(p[0]) == 1  # only one token is possible
             new.append(int(p[0][0]) if alone else accept_or_redraw(dense(*p, V), dense(*q, V), guess, rng))
             if new[-1] != guess:
                 break
@@ -178,9 +184,12 @@ def rounds(
     size: int | None = None,
     **options: float,
 ) -> Iterator[list[int]]:
-    """`speculate`, without proposals `generate_tokens`; where a decoder can draw itself, as on a GPU, it does."""
+    """Yield lists of tokens that continue ids, by the fastest method that fits the model.
+
+    Arguments: of `speculate`. A GPU's decoder samples by itself; otherwise `speculate` or `generate_tokens` is used.
+    """
     if hasattr(model, "draws") and model.draws(propose):
-        filtered_probs(np.zeros(1, np.float32), **options)  # whose ranges they have to keep
+        filtered_probs(np.zeros(1, np.float32), **options)  # raises if an option is out of range
         return model.decoder(propose).rounds(ids, rng, end, size, **options)
     if propose == 0:
         return ([token] for token in generate_tokens(model, ids, rng, size, **options))
@@ -201,26 +210,26 @@ def stream(
     repetition_penalty: float = 1.0,
     stop: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Yield the continuation of `prompt` piece by piece, whole characters only, until `tokens` or the text's end.
+    """Yield the continuation of `prompt` piece by piece, whole characters only, up to `tokens` tokens or its end.
 
-    A document's beginning is what the model saw first in training, so the token that begins one, such as end-of-text,
-    stands before the prompt if the tokenizer has it. When the context is full, the later half of it is read again and
-    generation goes on. propose: tokens that the later heads propose for each forward pass (`speculate`), 0 to K-1:
-    other draws from the same distribution. At temperature 0 the same text, unless two logits are equal to within
-    rounding: a pass over several tokens adds in another order than one over a single token. repetition_penalty: see
-    `penalised`; it counts the tokens of prompt and continuation, and refuses proposals. stop: texts; the first of them
-    to come ends the continuation before it.
+    Training rows start with the beginning of a document, so the token that begins a document, such as end-of-text, is
+    put before the prompt. When the context is full, its later half is read again. temperature, top_k, top_p, min_p: see
+    `filtered_probs`. propose: tokens per forward pass from the later heads (`speculate`), 0 to K-1; the distribution of
+    samples stays the same, and at temperature 0 the text, unless two logits are equal to within rounding, because a
+    pass over several tokens adds in a different order. repetition_penalty: of `penalised`, for the tokens of prompt and
+    continuation, not together with proposals. stop: texts; the continuation ends before the first that occurs. Raises
+    NanoEulerError if an option is out of range.
     """
     if not isinstance(tokens, int) or tokens < 0:
         raise NanoEulerError(f"tokens must be an integer of 0 or more, got {tokens!r}")
     if not 0 < repetition_penalty <= 100:
         raise NanoEulerError(
-            f"repetition_penalty is {repetition_penalty}, expected more than 0 and at most 100; 1 is none"
+            f"repetition_penalty must be more than 0 and at most 100, got {repetition_penalty}; 1 turns it off"
         )
     if propose and repetition_penalty != 1:
-        raise NanoEulerError(f"propose is {propose} beside a repetition_penalty, expected one of them")
+        raise NanoEulerError(f"propose must be 0 with a repetition_penalty, got {propose}")
     if "" in stop:
-        raise NanoEulerError("stop is empty, expected a text")
+        raise NanoEulerError("stop must be a non-empty text, got ''")
     rng, end, ids = np.random.default_rng(seed), tokenizer.end, _begin(tokenizer, prompt)
     if repetition_penalty != 1:
         model = _Penalising(model, repetition_penalty, end)
@@ -231,19 +240,19 @@ def stream(
 
 
 def _begin(tokenizer, prompt):
-    """The ids that a continuation of the prompt begins behind."""
+    """Return the ids that generation continues: the begin token and the prompt, or a line feed if both are empty."""
     begin = tokenizer.begin
     ids = ([] if begin is None else [begin]) + [int(token) for token in tokenizer.encode(prompt)]
-    return ids or [int(token) for token in tokenizer.encode("\n")]  # there must be something to continue
+    return ids or [int(token) for token in tokenizer.encode("\n")]  # the model needs at least one token
 
 
 def unread(model: GPT, tokenizer: Tokenizer, prompt: str) -> int:
-    """How many tokens at a prompt's beginning `stream` leaves out, for the model reads no more than its context."""
+    """Return how many tokens at the start of a prompt `stream` ignores, because they do not fit into the context."""
     return max(0, len(_begin(tokenizer, prompt)) - model.config.context)
 
 
 def _characters(tokenizer, tokens):
-    """The text of tokens, as soon as its characters are whole."""
+    """Yield the text of tokens as soon as characters are complete."""
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     for token in tokens:
         if piece := characters.decode(tokenizer.token_bytes[token]):
@@ -253,7 +262,7 @@ def _characters(tokenizer, tokens):
 
 
 def _until(pieces, stop):
-    """The pieces up to the first text of `stop`; what may turn out to be its beginning is held back."""
+    """Yield pieces up to the first occurrence of a text in `stop`, holding back text that may be the start of one."""
     held = ""
     for piece in pieces:
         held += piece
@@ -269,11 +278,12 @@ def _until(pieces, stop):
 
 
 def penalised(logits: np.ndarray, seen: Collection[int], penalty: float) -> np.ndarray:
-    """Logits [V] with those of the tokens seen so far divided by the penalty, or multiplied by it where negative.
+    """Return logits [V] with a penalty on the tokens seen so far.
 
-    More than 1 makes what was said less likely, less than 1 more. Keskar et al., "CTRL: A Conditional Transformer
-    Language Model for Controllable Generation" (2019), 4.1, whose formula divides; where a logit is negative that would
-    make its token more likely, so Hugging Face's `RepetitionPenaltyLogitsProcessor`, which others follow, multiplies.
+    seen: token ids; penalty: divides their positive logits and multiplies their negative ones, so above 1 makes
+    repetition less likely. Keskar et al., "CTRL: A Conditional Transformer Language Model for Controllable Generation"
+    (2019), section 4.1, always divides, which would make a token with a negative logit more likely; Hugging Face's
+    `RepetitionPenaltyLogitsProcessor` multiplies too.
     """
     logits, at = logits.copy(), np.fromiter(seen, np.intp, len(seen))
     logits[at] = np.where(logits[at] < 0, logits[at] * penalty, logits[at] / penalty)
@@ -281,7 +291,7 @@ def penalised(logits: np.ndarray, seen: Collection[int], penalty: float) -> np.n
 
 
 class _Penalising:
-    """A model for `generate_tokens`, and its decoder, whose logits are `penalised` for what it has read but `free`."""
+    """A model and its decoder for `generate_tokens`, with a penalty on all tokens read so far except `free`."""
 
     def __init__(self, model, penalty, free):
         self.config, self.inner, self.seen = model.config, model.decoder(), set()
@@ -299,5 +309,5 @@ class _Penalising:
 
 
 def generate(model: GPT, tokenizer: Tokenizer, prompt: str, tokens: int = 200, **options) -> str:
-    """The continuation of `prompt` as one string; options as for `stream`."""
+    """Return the continuation of `prompt` as one string; options as for `stream`."""
     return "".join(stream(model, tokenizer, prompt, tokens, **options))

@@ -1,4 +1,4 @@
-"""Measure a text under a model in bits per byte, and write a page that marks its high-loss tokens."""
+"""Measure a text under a model in bits per byte, and write an HTML page that marks its high-loss tokens."""
 
 import codecs
 import html
@@ -14,13 +14,13 @@ from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import Tokenizer
 
-SHOWN = 50_000  # tokens on a page
-LEVELS = 2, 4, 7, 11  # bits from which a token is marked, each more strongly
+SHOWN = 50_000  # maximum number of tokens on a page
+LEVELS = 2, 4, 7, 11  # tokens are marked from 2 bits on, and more strongly at each further level
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A text's tokens in order: ids [n], bits [n] that each needs; how many bytes and documents they are."""
+    """Hold a scored text: token ids [n], the bits [n] of each, and the text's number of bytes and documents."""
 
     ids: np.ndarray
     bits: np.ndarray
@@ -29,23 +29,25 @@ class Scored:
 
     @property
     def bits_per_byte(self) -> float:
+        """Bits of all tokens divided by the bytes of the text."""
         return float(self.bits.sum() / self.bytes)
 
     @property
     def bits_per_token(self) -> float:
+        """Mean bits per token."""
         return float(self.bits.mean())
 
 
 def score(
     model: GPT, tokenizer: Tokenizer, text: str, rows: int = 8, follow: Callable[[Iterable], Iterable] = iter
 ) -> Scored:
-    """The bits that head 0 needs for each token of a text, each scored once.
+    """Measure how many bits head 0 needs for each token of a text; every token is scored once.
 
-    The token that begins a document stands before each, if the tokenizer has it, and of several each one's end is
-    scored as well. A document longer than the context is read in windows that overlap by half, so every token has
-    half a context of its document before it, or all of it: documents that fit cost what the validation of a run says,
-    longer ones a little less. follow: may show the batches, of so many rows, as they go by. Raises NanoEulerError if
-    the text has no token to score.
+    Each document is preceded by the token that begins a document, if the tokenizer has one; if there are several, the
+    end of each is scored too. Documents longer than the context are read in windows that overlap by half, so at least
+    half a context, or all of the document so far, precedes every token. So documents that fit into the context have a
+    run's validation loss, and longer ones a slightly lower loss. rows: windows per batch; follow: receives the iterable
+    of batches, to show progress. Raises NanoEulerError if the text has no token to score.
     """
     time, begin, end = model.config.context, tokenizer.begin, tokenizer.end
     texts = data.documents(text) if end is not None else [data.without_outer_separators(text)]
@@ -54,13 +56,13 @@ def score(
     streams = [np.concatenate([*before, tokenizer.encode(one), *closing]).astype(np.int64) for one in texts]
     windows = [window for number, ids in enumerate(streams) for window in _windows(number, len(ids), time)]
     if not windows:
-        raise NanoEulerError(f"the text has {sum(map(len, streams))} tokens, expected at least 2")
+        raise NanoEulerError(f"the text must have at least 2 tokens, got {sum(map(len, streams))}")
     bits = [np.zeros(len(ids)) for ids in streams]
     for at in follow(range(0, len(windows), rows)):
         some = windows[at : at + rows]
         inputs, targets = data.window_rows([streams[number][start:stop] for number, start, _, stop in some], time)
         for row, (_, start, first, _) in enumerate(some):
-            targets[row, : first - start - 1] = -1  # the window before has scored them
+            targets[row, : first - start - 1] = -1  # the previous window has scored these
         nats = model.losses(inputs, targets)
         for row, (number, start, first, stop) in enumerate(some):
             bits[number][first:stop] = nats[row, first - start - 1 : stop - start - 1] / math.log(2)
@@ -70,7 +72,7 @@ def score(
 
 
 def _windows(number, length, time):
-    """Windows of a document: its number, where the window starts, the first token that it scores, where it stops."""
+    """Yield the windows of a document: (its number, start of the window, first token to score, end of the window)."""
     first, stop = 1, min(length, time + 1)
     while first < length:
         yield number, max(0, stop - time - 1), first, stop
@@ -98,7 +100,7 @@ hr {{ border: 0; border-top: 1px solid }}
 
 
 def page(scored: Scored, tokenizer: Tokenizer, title: str, facts: str) -> str:
-    """Return an HTML page of a text's first `SHOWN` tokens with high-loss tokens marked. title, facts: plain text."""
+    """Return an HTML page that marks the high-loss tokens among a text's first `SHOWN`; title, facts: plain text."""
     parts, characters, pending = [], codecs.getincrementaldecoder("utf-8")("replace"), 0.0
     for token, bits in zip(scored.ids[:SHOWN].tolist(), scored.bits[:SHOWN].tolist()):
         pending += bits
@@ -106,7 +108,7 @@ def page(scored: Scored, tokenizer: Tokenizer, title: str, facts: str) -> str:
             piece, end = (characters.decode(b"", final=True), f'<hr title="end of the document, {bits:.1f} bits">')
         else:
             piece, end = characters.decode(tokenizer.token_bytes[token]), ""
-        if piece:  # tokens that are parts of a character are marked together
+        if piece:  # tokens that form one character are marked together
             level = sum(pending >= least for least in LEVELS)
             shown = html.escape(printable(piece))
             parts.append(f'<span class="b{level}" title="{pending:.1f} bits">{shown}</span>' if level else shown)

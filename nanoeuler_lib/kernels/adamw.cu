@@ -1,13 +1,13 @@
-// AdamW with clipping by the global norm, over all parameters at once: `squares` over the flat gradient, `clip_factor`,
-// `adamw`. What changes from step to step lies in device memory, so that a captured launch can be replayed and the host
-// waits for nothing. ops/reference.py, model/optim.py; Loshchilov and Hutter 2019, algorithm 2.
+// AdamW with clipping by the global norm, for all parameters at once, in three kernels: `squares`, `clip_factor`,
+// `adamw`. All numbers that change from step to step are in device memory, so captured launches can be replayed and the
+// host never waits. ops/reference.py, model/optim.py; Loshchilov and Hutter 2019, algorithm 2.
 #include <adamw.cuh>
 #include <reduce.cuh>
 #include <wide.cuh>
 
-#define AT_ONCE 4  // float4 that a thread has on their way together
+#define AT_ONCE 4  // float4 loads that each thread has in flight together
 
-// part[block] = the sum of g^2 over that block's share. g: [n]; part: [gridDim.x]. Blocks are multiples of 32.
+// part[block] = the sum of g^2 over that block's part of g. g: [n]; part: [gridDim.x]. Block size: a multiple of 32.
 extern "C" __global__ void squares(const float* __restrict__ g, float* __restrict__ part, int n) {
   int me = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x, fours = whole_fours(n, g);
   float sum = 0;
@@ -26,11 +26,11 @@ extern "C" __global__ void squares(const float* __restrict__ g, float* __restric
   if (threadIdx.x == 0) part[blockIdx.x] = sum;
 }
 
-// factor[0] = limit / norm if the norm passes the limit, else 1; factor[1] = norm. A limit of 0 never clips.
-// part: [parts]; factor: [2]. One block, a multiple of 32.
+// factor[0] = limit / norm if the norm exceeds the limit, else 1; factor[1] = norm. With limit 0, nothing is clipped.
+// part: [parts], from `squares`; factor: [2]. Launch one block of a multiple of 32 threads.
 extern "C" __global__ void clip_factor(const float* __restrict__ part, float* __restrict__ factor, int parts,
                                        float limit) {
-  if (gridDim.x > 1) __trap();  // one block adds all parts
+  if (gridDim.x > 1) __trap();  // the grid must be one block, which adds all parts
   float sum = 0;
   for (int i = threadIdx.x; i < parts; i += blockDim.x) sum += part[i];
   float norm = sqrtf(block_sum(sum));
@@ -39,14 +39,14 @@ extern "C" __global__ void clip_factor(const float* __restrict__ part, float* __
   factor[1] = norm;
 }
 
-// p, g, m, v: [n], of which the first `decayed` are matrices; behind them are gains, which do not decay.
-// factor: [2] from `clip_factor`; if the norm is not finite nothing changes. step: [3], the rate, 1 / (1 - beta1^t) and
-// 1 / (1 - beta2^t) of step t. Any number of threads.
+// One step of AdamW. p, g, m, v: [n]; weight decay applies to the first `decayed` numbers, the matrices, not to the
+// gains after them. factor: [2] from `clip_factor`; if the norm is not finite, nothing changes. step: [3], the learning
+// rate, 1 / (1 - beta1^t) and 1 / (1 - beta2^t) for step t. Launch any number of threads.
 extern "C" __global__ void adamw(float* __restrict__ p, const float* __restrict__ g, float* __restrict__ m,
                                  float* __restrict__ v, const float* __restrict__ factor,
                                  const float* __restrict__ step, int n, int decayed, float beta1, float beta2,
                                  float eps, float decay) {
-  if (!(factor[1] <= 3.4e38f)) return;  // infinite, or not a number
+  if (!(factor[1] <= 3.4e38f)) return;  // the norm is infinite or NaN
   Step s = {factor[0], step[0], step[1], step[2], beta1, beta2, eps, decay};
   int me = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
   int fours = whole_fours(n, p, g, m, v);

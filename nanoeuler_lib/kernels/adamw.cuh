@@ -1,7 +1,7 @@
-// adamw.cuh: the step of AdamW for one parameter. Loshchilov and Hutter 2019, algorithm 2; chapter 11.
+// adamw.cuh: the update of one parameter by AdamW. Loshchilov and Hutter 2019, algorithm 2; chapter 11.
 #pragma once
 
-struct Step {  // what is the same for every parameter
+struct Step {  // the numbers that are the same for every parameter
   float clip, rate, unbias1, unbias2, beta1, beta2, eps, decay;
 };
 

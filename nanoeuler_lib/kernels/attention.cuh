@@ -1,20 +1,20 @@
-// attention.cuh: what FlashAttention's kernels share: tiles in shared memory, their fragments for mma, powers of two.
+// attention.cuh: common parts of FlashAttention's kernels: tiles in shared memory, mma fragments, powers of two.
 // Chapters 27 and 28.
 //
-// Number: __nv_bfloat16, __half or float. CORES: on tensor cores, float as TF32; without them float on any card.
-// A tile is ROWS rows of C numbers. A row is cut into pieces of 16 bytes; piece p of row r lies where piece p ^ (r % 8)
-// would, so that eight rows' pieces p, which ldmatrix reads together, lie in 32 different banks. (Of rows of four
-// pieces two fill the banks: there it is p ^ (r / 2 % 4).)
+// Number: __nv_bfloat16, __half or float. CORES: use tensor cores, float as TF32; without CORES, float runs on any GPU.
+// A tile is ROWS rows of C numbers. A row is divided into pieces of 16 bytes. Piece p of row r is stored at the place
+// of piece p ^ (r % 8), so that the pieces p of eight rows, which ldmatrix reads together, are in 32 different banks.
+// (If a row has only four pieces, two rows fill the banks, and the place is p ^ (r / 2 % 4).)
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <nanoeuler.cuh>
 
-template <class Number, int C> constexpr int PIECES = C * (int)sizeof(Number) / 16;  // of a row
-template <class Number> constexpr int PER_PIECE = 16 / (int)sizeof(Number);          // numbers
-template <class Number, int C> constexpr int STEPS = PIECES<Number, C> / 2;  // of mma through a row, two pieces each
+template <class Number, int C> constexpr int PIECES = C * (int)sizeof(Number) / 16;  // pieces per row
+template <class Number> constexpr int PER_PIECE = 16 / (int)sizeof(Number);          // numbers per piece
+template <class Number, int C> constexpr int STEPS = PIECES<Number, C> / 2;  // mma steps along a row, two pieces each
 
-// Where a piece of a row begins in its tile, counted in numbers.
+// The index in its tile at which a piece of a row begins, counted in numbers.
 template <class Number, int C> __device__ __forceinline__ int place(int row, int piece) {
   static_assert(PIECES<Number, C> % 4 == 0, "a row is 64 bytes, or a multiple");
   return row * C + (piece ^ (PIECES<Number, C> == 4 ? row / 2 % 4 : row % 8)) * PER_PIECE<Number>;
@@ -22,7 +22,7 @@ template <class Number, int C> __device__ __forceinline__ int place(int row, int
 
 // ---- from global to shared memory -----------------------------------------------------------------------------
 
-// The block's threads ask for a tile whose row r is `from + r pitch`; rows from `given` on become zeros.
+// Start to copy a tile, with all threads of the block. Row r begins at `from + r pitch`; rows from `given` on become 0.
 template <class Number, int C, int ROWS, int THREADS>
 __device__ __forceinline__ void load_tile(Number* tile, const Number* from, size_t pitch, int given) {
   constexpr int P = PIECES<Number, C>;
@@ -36,9 +36,9 @@ __device__ __forceinline__ void load_tile(Number* tile, const Number* from, size
   }
 }
 
-// The same for the queries of `packed` heads that share keys, position by position: row r is that of position
-// r / packed and head r % packed, which is `from + (r / packed) pitch + (r % packed) width`. From row `first` on; zeros
-// from row `limit` on.
+// The same for the queries of `packed` heads that share keys, position by position. Row r belongs to position
+// r / packed and head r % packed, and begins at `from + (r / packed) pitch + (r % packed) width`. The tile starts with
+// row `first`; rows from `limit` on become 0.
 template <class Number, int C, int ROWS, int THREADS>
 __device__ __forceinline__ void load_packed_tile(Number* tile, const Number* from, size_t pitch, int width, int packed,
                                                  int first, int limit) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void load_packed_tile(Number* tile, const Number* fro
   }
 }
 
-// What this thread copied by load_tile is rounded to TF32 in place, once for all warps that will read it.
+// Round the numbers that this thread copied by load_tile to TF32 in place, once for all warps that read them.
 template <int C, int ROWS, int THREADS> __device__ __forceinline__ void round_tile(float* tile) {
   constexpr int P = PIECES<float, C>;
 #pragma unroll
@@ -64,15 +64,15 @@ template <int C, int ROWS, int THREADS> __device__ __forceinline__ void round_ti
   }
 }
 
-// ---- fragments (matrix.cuh says which lane holds what) -----------------------------------------------------------
-// Rows of a tile are named by the first of 16, a multiple of 16: a lane's place is then that in the first 16 rows and a
-// constant.
+// ---- fragments (matrix.cuh lists which lane holds which numbers) -------------------------------------------------
+// The argument `row` is the first of 16 rows of a tile, a multiple of 16, so that a lane's address is the one in the
+// first 16 rows plus a constant.
 
 __device__ __forceinline__ int lane_of() { return threadIdx.x % 32; }
 template <class Number> __device__ __forceinline__ Number as_number(unsigned bits) { return __uint_as_float(bits); }
 
-// d + a b without tensor cores: every lane asks the lanes that hold its rows and columns. A call, so that the text of a
-// kernel stays short.
+// d + a b without tensor cores: each lane gets its rows and columns from other lanes by shuffles. Not inlined, to keep
+// the kernels' code short.
 static __device__ __noinline__ float4 multiply_plain(float4 d, uint4 a, uint2 b) {
   int row = lane_of() / 4 * 4, column = lane_of() % 4 * 8;  // the lanes that hold the row, the first of two columns
 #pragma unroll
@@ -100,7 +100,7 @@ __device__ __forceinline__ void multiply(float* d, const unsigned* a, const unsi
   }
 }
 
-// a[step]: rows `row` to row + 15 of a tile, two pieces of each; float is rounded.
+// Load rows `row` to row + 15 of a tile as fragments: a[step] has two pieces of each row. Float is rounded to TF32.
 template <class Number, bool CORES, int C>
 __device__ __forceinline__ void load_rows(unsigned (*a)[4], const Number* tile, int row) {
   int lane = lane_of();
@@ -113,8 +113,8 @@ __device__ __forceinline__ void load_rows(unsigned (*a)[4], const Number* tile, 
   }
 }
 
-// b of a product with the tile's transpose, as of q k^T: its columns are rows `row` to row + 15 of the tile, at two
-// pieces; b[0], b[1] are the first eight's, b[2], b[3] the others'.
+// Load two pieces of rows `row` to row + 15 of a tile as the columns of b, for a product with the tile's transpose such
+// as q k^T; b[0], b[1] hold the first eight rows, b[2], b[3] the last eight.
 template <class Number, int C>
 __device__ __forceinline__ void load_transposed(unsigned* b, const Number* tile, int row, int step) {
   int lane = lane_of();
@@ -130,14 +130,14 @@ __device__ __forceinline__ unsigned pack(__half, float low, float high) {
   return *(unsigned*)&both;
 }
 
-// Sums of 16 x 16, as mma leaves them (s[0] columns 0 to 7, s[1] the others), rounded as the a of the next product, and
-// that product: sum += a b with rows `row` to row + 15 of a tile as b. Of 16-bit numbers ldmatrix transposes these.
+// as_factor rounds 16 x 16 sums, as mma leaves them (s[0]: columns 0 to 7, s[1]: 8 to 15), to the fragment a of the
+// next product. add_product computes it: sum += a b, b being rows `row` to row + 15 of a tile, transposed by ldmatrix.
 //
-// It does not transpose float. But the rows of a b may stand in any order, if the columns of a stand in the same, and
-// its columns in any that the store of the sums knows:
-//   slot t of eight rows is row 2 t, slot t + 4 is row 2 t + 1: so sums are an a as they stand;
-//   slot n of sum[4 i], ..., sum[4 i + 3] is columns 32 i + 4 n, ..., 32 i + 4 n + 3: so a lane reads 16 bytes, for
-//   four products, and holds in sum[4 i][j], ..., sum[4 i + 3][j] columns 32 i + 8 (lane % 4) + 4 (j % 2) and on.
+// ldmatrix cannot transpose float. But the rows of b may be in any order if the columns of a are in the same one, and
+// the columns of b in any order that the function storing the sums takes into account:
+//   slot t of eight rows is row 2 t, slot t + 4 is row 2 t + 1, so the sums form a fragment a without being moved;
+//   slot n of sum[4 i], ..., sum[4 i + 3] is columns 32 i + 4 n, ..., 32 i + 4 n + 3, so a lane reads 16 bytes for four
+//   products, and sum[4 i][j], ..., sum[4 i + 3][j] are columns 32 i + 8 (lane % 4) + 4 (j % 2), ..., + 3.
 template <class Number, bool CORES> __device__ __forceinline__ void as_factor(unsigned (*a)[4], const float (*s)[4]) {
   if constexpr (sizeof(Number) == 2) {
 #pragma unroll
@@ -186,7 +186,7 @@ __device__ __forceinline__ void add_product(float (*sum)[C / 8][4], const unsign
   }
 }
 
-// 2^x, off by two units of the last bit at most; 0 for what float holds only as a denormal number.
+// 2^x with an error of at most two units in the last place; 0 if the result would be denormal.
 __device__ __forceinline__ float fast_exp2(float x) {
 #ifdef __CUDACC__
   float y;

@@ -1,24 +1,24 @@
-// FlashAttention, backward: the gradients of causal grouped-query attention from the log-sum-exp that the forward pass
-// saved (Dao 2023; ops/reference.py, chapter 28). With s the scores and dp = dout v^T, both of T x T and never stored:
+// FlashAttention, backward pass: gradients of causal grouped-query attention, from the log-sum-exp saved by the forward
+// pass (Dao 2023; ops/reference.py, chapter 28). The T x T matrices of scores s and of dp = dout v^T are never stored:
 //   p = exp(scale s - lse), delta = rowsum(dout * out), ds = p * (dp - delta),
 //   dq = scale ds k, dk = scale ds^T q, dv = p^T dout.
 //
 // qkv, dqkv: [B, T, (H + 2 G) C], at each position H queries, G keys, G values; out, dout: [B, T, H C]; lse, delta:
-// [B, H, T] in float. Head h belongs to group h / (H / G). Where TURN, the gradients of q and k are turned back by
-// RoPE's angles; cosine, sine: [T, C/2] (else any array). All but lse and delta begin at multiples of 16 bytes.
+// [B, H, T] in float. Head h belongs to group h / (H / G). With TURN, the gradients of q and k are rotated back by
+// RoPE's angles; cosine, sine: [T, C/2] (without TURN any array). All arrays but lse and delta are aligned to 16 bytes.
 //
-// Two kernels, each of which owns what it writes, so that no sum depends on timing: `queries` makes dq and delta,
-// `keys`, launched behind it, dk and dv. For that the scores are made twice, seven products in place of five. (With
-// ATOMIC five: `delta`, `keys`, which adds to dq in an order of chance, and `finish`.)
+// There are two kernels: `queries` computes dq and delta, `keys`, launched after it, dk and dv. Only one block writes
+// each number, so no sum depends on timing. In return both compute the scores: seven products instead of five. (ATOMIC
+// takes five: `delta`, then `keys`, which adds to dq in an order that varies between runs, then `finish`.)
 //
-// Number, CORES and the tiles are attention.cuh's. A block has ROWS rows, a warp 16 BANDS = ROWS / WARPS of them, with
-// HOLD as fragments in registers all the time.
+// attention.cuh describes Number, CORES and the tiles. A block owns ROWS rows, a warp 16 BANDS = ROWS / WARPS of them.
+// HOLD: keep them in registers, as fragments, all the time.
 #include <attention.cuh>
 
 constexpr float LOG2_E = 1.44269504f;
 
-// Where a warp's bands begin in the block: one from above, and if it has a second, one from below, so that on the
-// diagonal, where a band's work grows with its place, all warps have as much.
+// The rows of the block at which a warp's bands begin: one counted from the top and, if there is a second, one from the
+// bottom. A band further down has more work on the diagonal, so this gives all warps equally much.
 template <int BANDS, int WARPS> __device__ __forceinline__ void begin_bands(int* top) {
   static_assert(BANDS == 1 || BANDS == 2, "a warp has 16 or 32 rows");
   int warp = threadIdx.x / 32;
@@ -26,9 +26,9 @@ template <int BANDS, int WARPS> __device__ __forceinline__ void begin_bands(int*
   if (BANDS == 2) top[1] = 16 * (2 * WARPS - 1 - warp);
 }
 
-template <class Number, bool CORES> constexpr bool ROUNDED = CORES && sizeof(Number) == 4;  // tiles are made TF32
+template <class Number, bool CORES> constexpr bool ROUNDED = CORES && sizeof(Number) == 4;  // round tiles to TF32
 
-// s += a b^T: a is held, or lies in the tile `own`, bands at `top`; b: rows `row` and on of a tile.
+// s += a b^T. a is in registers (`held`) or in the tile `own`, with bands at `top`; b: 16 rows of a tile from `row` on.
 template <class Number, bool CORES, int C, int BANDS, bool HOLD>
 __device__ __forceinline__ void add_scores(float (*s)[2][4], const unsigned (*held)[STEPS<Number, C>][4],
                                            const Number* own, const int* top, const Number* tile, int row) {
@@ -54,24 +54,24 @@ __device__ __forceinline__ void put_two(__nv_bfloat16* x, float a, float b) {
 }
 __device__ __forceinline__ void put_two(float* x, float a, float b) { *(float2*)x = make_float2(a, b); }
 
-// Two numbers as they stand.
+// Two adjacent numbers.
 template <class Number> struct alignas(2 * sizeof(Number)) Two { Number x, y; };
 
-// The pairs (x, y) turned back by the angles of these cosines and sines.
+// Rotate the pairs (x, y) back, by minus the angles of these cosines and sines.
 __device__ __forceinline__ void turn_back(float2& x, float2& y, const float* cosine, const float* sine) {
   float2 c = two(cosine), s = two(sine), z = y;
   y = make_float2(y.x * c.x - x.x * s.x, y.y * c.y - x.y * s.y);
   x = make_float2(x.x * c.x + z.x * s.x, x.y * c.y + z.y * s.y);
 }
 
-// A band's sums, times `scale`, to the 16 rows of a matrix whose first is the sequence's number `position`, through 16
-// rows of shared memory that are this warp's own: so that whole rows are written, 16 bytes a thread.
+// Write a band's sums, times `scale`, to 16 rows of a matrix, the first of which belongs to `position`. They go through
+// 16 rows of shared memory of this warp, so that each thread can write 16 bytes and whole rows are written.
 template <class Number, int C, bool TURN>
 __device__ __forceinline__ void put_band(Number* to, size_t stride, const float (*sum)[4], float scale, Number* own,
                                          int position, int T, const float* cosine, const float* sine) {
   constexpr int P = PIECES<Number, C>;
   int lane = lane_of();
-  __syncwarp();  // the rows are read for the last time
+  __syncwarp();  // all lanes have finished reading the rows in shared memory
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     int row = lane / 4 + 8 * half;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void put_band(Number* to, size_t stride, const float 
       }
     } else {
 #pragma unroll
-      for (int n = 0; n < C / 8; n += 4)  // as add_product's columns lie
+      for (int n = 0; n < C / 8; n += 4)  // in the column order of add_product
 #pragma unroll
         for (int i = 2 * half; i < 2 * half + 2; i++)
           *(float4*)(own + place<Number, C>(row, 2 * n + 2 * (lane % 4) + i % 2)) = make_float4(
@@ -96,7 +96,7 @@ __device__ __forceinline__ void put_band(Number* to, size_t stride, const float 
   }
   __syncwarp();
 #pragma unroll
-  for (int i = lane; i < 16 * P / 2; i += 32) {  // a piece of the left half and its partner in the right one
+  for (int i = lane; i < 16 * P / 2; i += 32) {  // a piece of the left half and its RoPE partner in the right half
     int row = i / (P / 2), piece = i % (P / 2), angle = (position + row) * (C / 2) + piece * PER_PIECE<Number>;
     if (position + row >= T) continue;
     uint4 x = *(const uint4*)(own + place<Number, C>(row, piece));
@@ -113,8 +113,8 @@ __device__ __forceinline__ void put_band(Number* to, size_t stride, const float 
 
 // ---- dq and delta ---------------------------------------------------------------------------------------------------
 
-// 16 keys, from `row` on in their tiles, for a warp's queries. MASK: some keys lie in a query's future; `ahead` is by
-// how much the first key's position is beyond that of the block's first query.
+// Add the contribution of 16 keys, from `row` on in their tiles, to dq of a warp's queries. MASK: some keys are in a
+// query's future; ahead: the position of the first key minus that of the block's first query.
 template <class Number, bool CORES, int C, int BANDS, bool HOLD, bool MASK>
 __device__ __forceinline__ void queries_step(float (*dq)[C / 8][4], const unsigned (*q)[STEPS<Number, C>][4],
                                              const unsigned (*slope)[STEPS<Number, C>][4], const Number* own_q,
@@ -141,9 +141,9 @@ __device__ __forceinline__ void queries_step(float (*dq)[C / 8][4], const unsign
   add_product<Number, CORES, C, BANDS>(dq, ds, k, row);
 }
 
-// A block has ROWS queries of a head and goes through the keys before them, STEP at a time. Launch a grid (heads of texts
-// that run side by side, ceil(T / ROWS), as many of those as all B H take) of 32 WARPS threads with
-// (2 ROWS + 4 STEP) C sizeof(Number) bytes of shared memory. pairs: B H.
+// dq and delta. A block owns ROWS queries of a head and loops over the keys up to them, STEP at a time. Launch a grid
+// of (S, ceil(T / ROWS), ceil(B H / S)) blocks, where S heads run at the same time, with 32 WARPS threads each and (2
+// ROWS + 4 STEP) C sizeof(Number) bytes of shared memory. pairs: B H.
 template <class Number, bool CORES, int C, int ROWS, int STEP, int WARPS, int BLOCKS, bool HOLD, bool TURN>
 __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 attention_backward_queries(const Number* __restrict__ qkv, const Number* __restrict__ out,
@@ -154,7 +154,7 @@ attention_backward_queries(const Number* __restrict__ qkv, const Number* __restr
   extern __shared__ __align__(16) unsigned memory[];
   Number *own_q = (Number*)memory, *own_slope = own_q + ROWS * C, *tiles = own_slope + ROWS * C;  // k, v, k, v
   int pair = blockIdx.z * gridDim.x + blockIdx.x, head = pair % heads, text = pair / heads;
-  int first = (gridDim.y - 1 - blockIdx.y) * ROWS;  // the longest first
+  int first = (gridDim.y - 1 - blockIdx.y) * ROWS;  // the longest rows first
   if (pair >= pairs) return;
   int lane = lane_of(), top[BANDS], steps = (min(first + ROWS, T) + STEP - 1) / STEP;
   size_t stride = (size_t)(heads + 2 * groups) * C, out_stride = (size_t)heads * C;
@@ -175,7 +175,7 @@ attention_backward_queries(const Number* __restrict__ qkv, const Number* __restr
   copy_async_commit();
   fetch(0);
   begin_bands<BANDS, WARPS>(top);
-  Two<Number> outputs[BANDS][2][C / 8] = {};  // this lane's part of out, for delta
+  Two<Number> outputs[BANDS][2][C / 8] = {};  // this lane's part of out, needed for delta
 #pragma unroll
   for (int i = 0; i < 2 * BANDS; i++) {
     int row = top[i / 2] + 8 * (i % 2) + lane / 4;
@@ -188,7 +188,7 @@ attention_backward_queries(const Number* __restrict__ qkv, const Number* __restr
   if constexpr (ROUNDED<Number, CORES> && !HOLD) round_tile<C, 2 * ROWS, THREADS>(own_q);
   __syncthreads();
   unsigned q[BANDS][STEPS<Number, C>][4], slope[BANDS][STEPS<Number, C>][4];
-  float dq[BANDS][C / 8][4] = {}, base[BANDS][2], mine[BANDS][2];  // lse in powers of two, delta
+  float dq[BANDS][C / 8][4] = {}, base[BANDS][2], mine[BANDS][2];  // base: lse to base 2; mine: delta
 #pragma unroll
   for (int band = 0; band < BANDS; band++) {
     if (HOLD) {
@@ -218,7 +218,7 @@ attention_backward_queries(const Number* __restrict__ qkv, const Number* __restr
     const Number* tile = tiles + step % 2 * 2 * STEP * C;
     copy_async_wait<0>();
     if constexpr (ROUNDED<Number, CORES>) round_tile<C, 2 * STEP, THREADS>((Number*)tile);
-    __syncthreads();  // this step's tiles are there, and those of the step before read
+    __syncthreads();  // this step's tiles have arrived, and no thread reads the last step's any more
     fetch(step + 1);
     const Number* values = tile + STEP * C;
     int ahead = step * STEP - first;
@@ -230,7 +230,7 @@ attention_backward_queries(const Number* __restrict__ qkv, const Number* __restr
                                                            base, mine, power);
     } else {
       for (int row = 0; row < STEP && ahead + row < top[BANDS - 1] + 16; row += 16)
-        if (BANDS == 2 && ahead + row >= top[0] + 16)  // they come after the first band
+        if (BANDS == 2 && ahead + row >= top[0] + 16)  // these keys come after the first band's queries
           queries_step<Number, CORES, C, 1, HOLD, true>(dq + BANDS - 1, q + BANDS - 1, slope + BANDS - 1, own_q,
                                                         own_slope, top + BANDS - 1, tile, values, row, ahead + row,
                                                         base + BANDS - 1, mine + BANDS - 1, power);
@@ -249,9 +249,9 @@ attention_backward_queries(const Number* __restrict__ qkv, const Number* __restr
 
 // ---- dk and dv ------------------------------------------------------------------------------------------------------
 
-// 16 queries, from `row` on in their tiles, for a warp's keys, which are the rows: s^T = k q^T, and p^T and ds^T lie in
-// registers as the next products take them. MASK: some keys lie in a query's future; `ahead` is by how much the first
-// query's position is beyond that of the block's first key. ds is left for the atomic form.
+// Add the contribution of 16 queries, from `row` on in their tiles, to dk and dv of a warp's keys. Here the keys are
+// the rows, s^T = k q^T, so that p^T and ds^T are in registers as the next products need them. MASK: some keys are in a
+// query's future; ahead: the position of the first query minus that of the block's first key. ATOMIC uses ds later.
 template <class Number, bool CORES, int C, int BANDS, int HOLD, bool MASK>
 __device__ __forceinline__ void keys_step(float (*dk)[C / 8][4], float (*dv)[C / 8][4],
                                           unsigned (*ds)[sizeof(Number) / 2][4],
@@ -286,8 +286,8 @@ __device__ __forceinline__ void keys_step(float (*dk)[C / 8][4], float (*dv)[C /
   add_product<Number, CORES, C, BANDS>(dk, ds, q, row);
 }
 
-// 16 x 16 numbers, as as_factor leaves them, to rows `row` and on, columns `column` and on of a tile of WIDTH columns;
-// and the transposed of such a part as the a of a product.
+// put_part stores 16 x 16 numbers, as as_factor leaves them, at (`row`, `column`) of a tile with WIDTH columns;
+// load_part loads such a part, transposed, as the fragment a of a product.
 template <class Number, int WIDTH>
 __device__ __forceinline__ void put_part(Number* tile, const unsigned (*a)[4], int row, int column) {
   int lane = lane_of();
@@ -324,8 +324,8 @@ __device__ __forceinline__ void add_two(float* x, float a, float b) {
 #endif
 }
 
-// dq += ds k for the queries of a step and the block's keys; ds^T: [ROWS, STEP] in shared memory; dq: the STEP rows, of
-// which `given` are there, [STEP, C] in global memory. `ahead`: by how much the first query is beyond the first key.
+// dq += ds k for the queries of a step and the block's keys, by atomics. ds^T: [ROWS, STEP] in shared memory; dq:
+// [STEP, C] in global memory, of which `given` rows exist; ahead: position of the first query minus the first key's.
 template <class Number, bool CORES, int C, int ROWS, int STEP, int WARPS>
 __device__ __forceinline__ void add_queries(float* dq, const Number* ds, const Number* k, int ahead, int given) {
   int lane = lane_of();
@@ -345,7 +345,7 @@ __device__ __forceinline__ void add_queries(float* dq, const Number* ds, const N
         const float* x = &sum[0][n][2 * half];
         if constexpr (sizeof(Number) == 2) {
           add_two(dq + r * C + 8 * n + 2 * (lane % 4), x[0], x[1]);
-        } else {  // as add_product's columns lie
+        } else {  // in the column order of add_product
           float* to = dq + r * C + n / 4 * 32 + 8 * (lane % 4) + n % 4;
           atomicAdd(to, x[0]), atomicAdd(to + 4, x[1]);
         }
@@ -353,11 +353,11 @@ __device__ __forceinline__ void add_queries(float* dq, const Number* ds, const N
   }
 }
 
-// HOLD: 2 where fragments of k and v stay in registers, 1 where k's alone do, which leaves room for wider steps, 0 for
-// none. A block has ROWS keys of a group and goes through the queries after them, STEP at a time, of one head of the
-// group after the other. dq: [B, H, T, C], added to where ATOMIC. Launch a grid (groups of texts that run side by side,
-// ceil(T / ROWS), as many of those as all B G take) of 32 WARPS threads with (2 ROWS + 4 STEP) C sizeof(Number) + 16 STEP
-// bytes of shared memory, for ATOMIC ROWS STEP sizeof(Number) more. pairs: B G.
+// dk and dv. A block owns ROWS keys of a group and loops over the queries from them on, STEP at a time, for each head
+// of the group in turn. HOLD: 2 keeps k and v in registers as fragments, 1 only k, which leaves room for wider steps, 0
+// none. dq: [B, H, T, C], added to if ATOMIC. Launch a grid of (S, ceil(T / ROWS), ceil(B G / S)) blocks, where S
+// groups run at the same time, with 32 WARPS threads each and (2 ROWS + 4 STEP) C sizeof(Number) + 16 STEP bytes of
+// shared memory; ATOMIC takes ROWS STEP sizeof(Number) more. pairs: B G.
 template <class Number, bool CORES, int C, int ROWS, int STEP, int WARPS, int BLOCKS, int HOLD, bool TURN, bool ATOMIC>
 __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict__ dout, const float* __restrict__ lse,
@@ -365,18 +365,18 @@ attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict
                         const float* __restrict__ cosine, const float* __restrict__ sine, int pairs, int T, int heads,
                         int groups, float scale) {
   constexpr int BANDS = ROWS / (16 * WARPS), THREADS = 32 * WARPS;
-  constexpr int AT_ONCE = HOLD == 2 ? 4 : 1;  // more would take the registers that were to be saved
+  constexpr int AT_ONCE = HOLD == 2 ? 4 : 1;  // unrolling takes registers, which a smaller HOLD is meant to save
   extern __shared__ __align__(16) unsigned memory[];
   Number *own_k = (Number*)memory, *own_v = own_k + ROWS * C, *tiles = own_v + ROWS * C;  // q, dout, q, dout
   float* numbers = (float*)(tiles + 4 * STEP * C);                                         // lse, delta, lse, delta
-  Number* parts = (Number*)(numbers + 4 * STEP);                                           // ds^T of a step
+  Number* parts = (Number*)(numbers + 4 * STEP);                                           // ds^T of one step
   int pair = blockIdx.z * gridDim.x + blockIdx.x, group = pair % groups, text = pair / groups;
-  int first = blockIdx.y * ROWS, top[BANDS];  // the longest first
+  int first = blockIdx.y * ROWS, top[BANDS];  // the longest rows first
   if (pair >= pairs) return;
   begin_bands<BANDS, WARPS>(top);
   size_t stride = (size_t)(heads + 2 * groups) * C, out_stride = (size_t)heads * C;
   size_t from = (size_t)text * T * stride, keys_from = from + first * stride + (heads + group) * C;
-  // Steps of a head begin with the one that holds the first key; head and query of the step that is fetched next.
+  // The steps of a head begin with the one that contains the first key. next_head, next: the step that is fetched next.
   int next_head = group * (heads / groups), last_head = next_head + heads / groups, start = first / STEP * STEP;
   int next = start, stage = 0;
 
@@ -419,7 +419,7 @@ attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict
       Number* q = tiles + (stage ^ 1) * 2 * STEP * C;
       const float* base = numbers + (stage ^ 1) * 2 * STEP;
       if constexpr (ROUNDED<Number, CORES>) round_tile<C, 2 * STEP, THREADS>(q);
-      __syncthreads();  // this step's tiles are there, and those of the step before read
+      __syncthreads();  // this step's tiles have arrived, and no thread reads the last step's any more
       fetch();
       const Number* slope = q + STEP * C;
       int ahead = query - first;
@@ -453,12 +453,12 @@ attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict
         }
       }
       if constexpr (ATOMIC) {
-        __syncthreads();  // all warps' parts of ds^T are there
+        __syncthreads();  // all warps have written their parts of ds^T
         float* to = dq + (((size_t)text * heads + head) * T + query) * C;
         add_queries<Number, CORES, C, ROWS, STEP, WARPS>(to, parts, own_k, query - first, T - query);
       }
     }
-  if (ATOMIC) __syncthreads();  // the keys are read by all warps
+  if (ATOMIC) __syncthreads();  // all warps have finished reading the keys, whose memory is reused
 #pragma unroll
   for (int band = 0; band < BANDS; band++) {
     int row = top[band];
@@ -470,7 +470,7 @@ attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict
 
 // ---- around the atomic form -----------------------------------------------------------------------------------------
 
-// Before it: delta, and zeros in dq. A warp takes a row of a head; launch any number of whole warps.
+// Before `keys`: compute delta and set dq to 0. A warp handles one row of a head; launch any number of whole warps.
 template <class Number, int C>
 __global__ void attention_backward_delta(const Number* __restrict__ out, const Number* __restrict__ dout,
                                          float* __restrict__ delta, float* __restrict__ dq, int texts, int T,
@@ -489,12 +489,12 @@ __global__ void attention_backward_delta(const Number* __restrict__ out, const N
   }
 }
 
-// Behind it: dq in its place in dqkv. Any launch.
+// After `keys`: write dq, scaled and rotated back, to its place in dqkv. Launch any number of threads.
 template <class Number, int C, bool TURN>
 __global__ void attention_backward_finish(const float* __restrict__ dq, Number* __restrict__ dqkv,
                                           const float* __restrict__ cosine, const float* __restrict__ sine, int texts,
                                           int T, int heads, int groups, float scale) {
-  constexpr int PAIRS = C / 4;  // threads of a row: two pairs each
+  constexpr int PAIRS = C / 4;  // threads per row, each with two pairs
   size_t stride = (size_t)(heads + 2 * groups) * C, all = (size_t)texts * T * heads * PAIRS;
   for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < all; i += (size_t)gridDim.x * blockDim.x) {
     size_t row = i / PAIRS, position = row / heads, head = row % heads;

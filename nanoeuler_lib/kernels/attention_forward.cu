@@ -1,29 +1,29 @@
-// FlashAttention, forward: out = softmax(scale q k^T, causal) v, with no T x T matrix in memory. Chapter 27; the
-// formulas are ops/reference.py's. (Dao 2023, algorithm 1.)
+// FlashAttention, forward pass: out = softmax(scale q k^T, causal) v, without a T x T matrix in memory. Chapter 27; the
+// formulas are in ops/reference.py. (Dao 2023, algorithm 1.)
 //
-// qkv: [B, T, (H + 2 G) C], at each position H queries, G keys, G values; head h reads group h / (H / G). out:
-// [B, T, H C]. lse: [B, H, T], the natural logarithm of the sum of exp(scale q k), which the backward pass starts from.
+// qkv: [B, T, (H + 2 G) C], at each position H queries, G keys, G values; head h reads group h / (H / G). out: [B, T, H
+// C]. lse: [B, H, T], the natural logarithm of the sum of exp(scale q k), which the backward pass needs.
 //
-// A block takes ROWS queries of one group, the H / G heads of a position beside each other, and goes through the keys
-// that they may see, KEYS at a time. Warps share the tiles of k and v; each has its own rows, whose scores, largest
-// score and sum never leave its registers. The next tile is on its way while one is worked on.
+// A block owns ROWS queries of one group, with the H / G heads of a position in adjacent rows, and loops over the keys
+// that they attend to, KEYS at a time. All warps use the same tiles of k and v. Each warp owns some of the rows and
+// keeps their scores, largest score and sum in registers. The next tile is copied while the current one is used.
 //
-// Launch (S, ceil(T H / G / ROWS), ceil(B G / S)) blocks of 32 WARPS threads, with any S: S groups take their longest
-// rows first, then the next S. Shared memory, in numbers: max(4 KEYS, 2 KEYS + ROWS) C, for Hopper's (ROWS + 2 KEYS + VALUES KEYS) C.
-// Arrays start at multiples of 16 bytes. BLOCKS: how many of them a multiprocessor is to hold, which bounds the
-// registers of a thread.
+// Launch (S, ceil(T H / G / ROWS), ceil(B G / S)) blocks of 32 WARPS threads, for any S: the blocks of S groups run
+// first, longest rows first, then those of the next S. Shared memory, in numbers: max(4 KEYS, 2 KEYS + ROWS) C; for
+// Hopper (ROWS + 2 KEYS + VALUES KEYS) C. Arrays must be aligned to 16 bytes. BLOCKS: blocks per multiprocessor, which
+// limits the registers of a thread.
 #include <attention.cuh>
 #include <hopper.cuh>
 
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f, LEAST = -3e38f;
 
-// What a block has to do: rows first to limit - 1 of a text's group, where row r is position r / packed and head
-// r % packed of the group. Pointers to the first position.
+// The work of a block: rows first to limit - 1 of one group of one text. Row r is position r / packed and head
+// r % packed of the group. The pointers are those of the text's first position.
 template <class Number> struct Work {
   const Number *q, *k, *v;
   Number* out;
   float* lse;
-  size_t pitch, out_pitch;  // from one position to the next
+  size_t pitch, out_pitch;  // distance between two positions, in numbers
   int T, packed, first, limit;
 };
 
@@ -44,7 +44,7 @@ __device__ __forceinline__ Work<Number> work_of_block(const Number* qkv, Number*
   return w;
 }
 
-// s = q k^T for a warp's rows and a tile's keys; sixteen keys from `reach` on, which lie in the future, are left out.
+// s = q k^T for a warp's rows and a tile's keys. Groups of 16 keys from `reach` on are in the future and are skipped.
 template <class Number, bool CORES, int C, int KEYS, int BANDS>
 __device__ __forceinline__ void scores(float (&s)[BANDS][KEYS / 8][4], const unsigned (&q)[BANDS][STEPS<Number, C>][4],
                                        const Number* k, int reach) {
@@ -68,7 +68,7 @@ __device__ __forceinline__ void scores(float (&s)[BANDS][KEYS / 8][4], const uns
   }
 }
 
-// Scores of keys behind a row's position become the least number; `key` is that of s[.][0][0].
+// Causal mask: scores of keys after a row's position become LEAST; `key` is the key of s[.][0][0].
 template <int KEYS, int BANDS>
 __device__ __forceinline__ void mask(float (&s)[BANDS][KEYS / 8][4], const int (&position)[BANDS][2], int key) {
 #pragma unroll
@@ -80,8 +80,8 @@ __device__ __forceinline__ void mask(float (&s)[BANDS][KEYS / 8][4], const int (
         if (key + 8 * n + i % 2 > position[band][i / 2]) s[band][n][i] = LEAST;
 }
 
-// The online softmax: s becomes 2^(scale (s - top)) with the largest score so far, sum the sum of these in this lane's
-// columns; what was added before, sum and the outputs, shrinks by a factor.
+// One step of the online softmax. s becomes 2^(scale (s - top)), where top is the largest score so far, and is added to
+// `sum` (this lane's columns only). `shrink` is the factor by which the earlier sum and outputs must be multiplied.
 template <int KEYS, int BANDS>
 __device__ __forceinline__ void softmax_step(float (&s)[BANDS][KEYS / 8][4], float (&top)[BANDS][2],
                                              float (&sum)[BANDS][2], float (&shrink)[BANDS][2], float scale) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void rescale(float (&o)[BANDS][C / 8][4], const float
       for (int i = 0; i < 4; i++) o[band][n][i] *= shrink[band][i / 2];
 }
 
-// o += p v, without the keys from `reach` on.
+// o += p v, skipping the keys from `reach` on.
 template <class Number, bool CORES, int C, int KEYS, int BANDS>
 __device__ __forceinline__ void add_values(float (&o)[BANDS][C / 8][4], const float (&p)[BANDS][KEYS / 8][4],
                                            const Number* v, int reach) {
@@ -129,8 +129,8 @@ __device__ __forceinline__ void add_values(float (&o)[BANDS][C / 8][4], const fl
   }
 }
 
-// The outputs of a warp's rows, divided by their sums, and the sums' logarithms, from row `row` on. 16-bit numbers pass
-// through `mine`, 16 BANDS rows of shared memory, so that a warp writes whole pieces.
+// Write the outputs of a warp's rows, from `row` on, divided by their sums, and lse. 16-bit numbers go through `mine`,
+// 16 BANDS rows of shared memory, so that a warp writes whole pieces.
 template <class Number, int C, int BANDS>
 __device__ __forceinline__ void store_rows(const Work<Number>& w, Number* mine, float (&o)[BANDS][C / 8][4],
                                            const float (&top)[BANDS][2], const float (&sum)[BANDS][2], float scale,
@@ -174,7 +174,7 @@ __device__ __forceinline__ void store_rows(const Work<Number>& w, Number* mine, 
   }
 }
 
-// A warp multiplies 16 BANDS rows.
+// The kernel for all GPUs. Each warp owns 16 BANDS rows.
 template <class Number, bool CORES, int C, int KEYS, int WARPS, int BANDS, int BLOCKS>
 __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, float* __restrict__ lse, int pairs, int T,
@@ -221,12 +221,12 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
       copy_async_commit();
     }
     float s[BANDS][KEYS / 8][4];
-    if (least + 1 >= behind) {  // no key lies in the future of a row
+    if (least + 1 >= behind) {  // no key of the tile is in any row's future
       scores<Number, CORES, C, KEYS, BANDS>(s, q, here, KEYS);
       softmax_step<KEYS, BANDS>(s, top, sum, shrink, scale * LOG2_E);
       rescale<C, BANDS>(o, shrink);
       add_values<Number, CORES, C, KEYS, BANDS>(o, s, here + TILE, KEYS);
-    } else if (most >= step * KEYS) {  // some do, not all
+    } else if (most >= step * KEYS) {  // some keys are, but not all
       scores<Number, CORES, C, KEYS, BANDS>(s, q, here, most + 1 - step * KEYS);
       mask<KEYS, BANDS>(s, position, step * KEYS + 2 * (lane % 4));
       softmax_step<KEYS, BANDS>(s, top, sum, shrink, scale * LOG2_E);
@@ -234,13 +234,13 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
       add_values<Number, CORES, C, KEYS, BANDS>(o, s, here + TILE, most + 1 - step * KEYS);
     }
   }
-  __syncthreads();  // every warp is done with the tiles: the outputs pass through their place
+  __syncthreads();  // all warps have finished with the tiles, whose memory the outputs now use
   store_rows<Number, C, BANDS>(w, tiles + below * C, o, top, sum, scale, row);
 }
 
 // ---- Hopper: four warps multiply 64 rows together -------------------------------------------------------------------
-// wgmma takes tiles of 64 columns from shared memory, so that a wider head has two. On other cards each warp multiplies
-// its 16 rows by mma, for the checker and for comparison.
+// wgmma reads tiles of 64 columns from shared memory, so a wider head takes two of them. On other GPUs, and in the
+// checker, the same code runs with mma: each warp multiplies its own 16 rows.
 
 constexpr int COLUMNS = 64, KEYS = 64;
 
@@ -251,8 +251,8 @@ __device__ __forceinline__ void load_tiles(Number* tiles, const Number* from, si
     load_tile<Number, COLUMNS, KEYS, 128>(tiles + KEYS * c, from + c, pitch, given);
 }
 
-// s = q k^T. (Both from shared memory: queries kept in registers through the loop were overwritten in it by code of
-// ptxas 13.0, and only the numbers on the GPU told.)
+// s = q k^T, both read from shared memory. (With queries kept in registers, the code of ptxas 13.0 overwrote them
+// inside the loop, which only the wrong results on the GPU revealed.)
 template <class Number, int C>
 __device__ __forceinline__ void group_scores(float (&s)[1][KEYS / 8][4], const Number* q, const Number* k) {
 #pragma unroll
@@ -313,13 +313,13 @@ __device__ __forceinline__ void group_values(float (&o)[1][C / 8][4], unsigned (
 #endif
 }
 
-__device__ __forceinline__ void show_tiles() {  // which threads copied, to wgmma
+__device__ __forceinline__ void show_tiles() {  // make the copied tiles visible to wgmma
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   fence_async();
 #endif
 }
 
-// VALUES: tiles of v, two or, where blocks are short of shared memory, one, which then arrives while the scores are made.
+// VALUES: tiles of v, 2, or 1 to save shared memory; the single one is then copied while the scores are computed.
 template <class Number, int C, int VALUES, int BLOCKS>
 __global__ void __launch_bounds__(128, BLOCKS)
 attention_forward_hopper(const Number* __restrict__ qkv, Number* __restrict__ out, float* __restrict__ lse, int pairs,
@@ -371,6 +371,6 @@ attention_forward_hopper(const Number* __restrict__ qkv, Number* __restrict__ ou
     }
     group_values<Number, C>(o, p, values + step % VALUES * TILE);
   }
-  __syncthreads();  // every warp is done with the queries: the outputs pass through their place
+  __syncthreads();  // all warps have finished with the queries, whose memory the outputs now use
   store_rows<Number, C, 1>(w, q + below * C, o, top, sum, scale, row);
 }

@@ -1,13 +1,13 @@
-// Softmax cross-entropy, a row of V logits at a time. logits: [gridDim.x, V]; targets: [gridDim.x], -1 costs nothing;
-// losses: [gridDim.x], in nats. ops/reference.py, chapter 24. One block a row, its size a multiple of 32.
+// Softmax cross-entropy of rows of V logits. logits: [gridDim.x, V]; targets: [gridDim.x], -1 for no target (loss 0);
+// losses: [gridDim.x], in nats. ops/reference.py, chapter 24. Launch one block per row, its size a multiple of 32.
 #include <reduce.cuh>
 #include <wide.cuh>
 
-#define AT_ONCE 4           // loads that a thread has on their way together: one at a time, it would mostly wait
+#define AT_ONCE 4           // loads that each thread has in flight; with one, it would mostly wait
 #define LOWEST (-3.4e38f)  // below every logit, and finite
 
-// The largest logit of the row, and the sum of exp(logit - largest), which cannot overflow; in one pass over memory:
-// whenever a larger logit comes, the sum so far is scaled to it.
+// The largest logit of a row, and the sum of exp(logit - largest), which cannot overflow. One pass over memory is
+// enough, because the sum so far is rescaled whenever a larger logit appears.
 __device__ __forceinline__ void softmax_terms(const float* row, int V, float& largest, float& sum) {
   float mine = LOWEST, terms = 0;
   for (int first = threadIdx.x; first < V; first += AT_ONCE * blockDim.x) {
@@ -37,8 +37,8 @@ extern "C" __global__ void cross_entropy_forward(const float* __restrict__ logit
   if (threadIdx.x == 0) losses[blockIdx.x] = target < 0 ? 0.0f : logf(sum) + largest - row[target];
 }
 
-// The losses, and in place of the logits their gradient: (softmax - one at the target) * dlosses.
-// dlosses: [gridDim.x], the gradient of the whole loss with respect to each row's.
+// Compute the losses, and overwrite the logits with their gradient: (softmax - one-hot target) * dlosses.
+// dlosses: [gridDim.x], the gradient of the total loss with respect to each row's loss.
 extern "C" __global__ void cross_entropy_backward(float* __restrict__ logits, const int* __restrict__ targets,
                                                   const float* __restrict__ dlosses, float* __restrict__ losses,
                                                   int V) {
@@ -47,8 +47,8 @@ extern "C" __global__ void cross_entropy_backward(float* __restrict__ logits, co
   float largest, sum;
   softmax_terms(row, V, largest, sum);
   if (threadIdx.x == 0) losses[blockIdx.x] = target < 0 ? 0.0f : logf(sum) + largest - row[target];
-  __syncthreads();  // the target's logit has been read; now it is overwritten
-  float scale = target < 0 ? 0.0f : dlosses[blockIdx.x], share = scale / sum;  // divided once, not at each logit
+  __syncthreads();  // the target's logit has been read and may be overwritten
+  float scale = target < 0 ? 0.0f : dlosses[blockIdx.x], share = scale / sum;  // one division per row
   for (int first = threadIdx.x; first < V; first += AT_ONCE * blockDim.x) {
     float logit[AT_ONCE];
 #pragma unroll
@@ -64,22 +64,22 @@ extern "C" __global__ void cross_entropy_backward(float* __restrict__ logits, co
   }
 }
 
-// The same for V up to KEEP * blockDim.x: each thread keeps its share of the row in registers, so that a row is read
-// once, each exponential is computed once, and no thread reads what another writes. Rows of fours, if the logits begin at
-// a multiple of 16 bytes, are read and written 16 bytes at a time. KEEP is a multiple of 4.
+// The same for V up to KEEP * blockDim.x. Each thread keeps its part of the row in registers, so a row is read once,
+// each exponential is computed once, and no thread reads what another one writes. If V is a multiple of 4 and the
+// logits are aligned to 16 bytes, they are read and written 16 bytes at a time. KEEP must be a multiple of 4.
 #ifndef KEEP
 #define KEEP 16
 #endif
 static_assert(KEEP % 4 == 0, "a thread keeps fours");
 
-// Which logit is number k of this thread: four neighbours, then the next four; or one of every blockDim.x.
+// The index of this thread's k-th logit. With FOURS a thread has groups of four neighbours, else every blockDim.x-th.
 template <bool FOURS> __device__ __forceinline__ int place(int k) {
   return FOURS ? 4 * (threadIdx.x + k / 4 * blockDim.x) + k % 4 : threadIdx.x + k * blockDim.x;
 }
 
 template <bool FOURS>
 __device__ __forceinline__ void backward_kept(float* row, int target, float dloss, float& loss, int V) {
-  float mine[KEEP], largest = LOWEST, own = 0, sum = 0;  // own: the target's logit, in the thread that has it
+  float mine[KEEP], largest = LOWEST, own = 0, sum = 0;  // own: the target's logit, in its thread only
 #pragma unroll
   for (int k = 0; k < KEEP; k += FOURS ? 4 : 1) {
     int i = place<FOURS>(k);

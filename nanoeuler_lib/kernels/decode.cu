@@ -1,43 +1,43 @@
-// One to ROWS more tokens of one text through a model, five launches a layer: `project` (queries, keys, values), `attend`,
-// `project` (output), `project_glu`, `project` (down). engine.Decoder; ops/reference.py has the mathematics, chapter 14.
+// Process 1 to ROWS more tokens of one text, five launches per layer: `project` (queries, keys, values), `attend`,
+// `project` (output), `project_glu`, `project` (down). engine.Decoder; chapter 14; ops/reference.py in NumPy.
 //
-// So little is multiplied here that reading the weights is the work. They lie transposed, [outputs, inputs], the gain of
-// RMSNorm multiplied into them: a block makes eight outputs at a time, and reads their rows once for all tokens. What is
-// added to a sum, and in which order, does not depend on how many tokens there are. Number: float or __nv_bfloat16, of
-// weights and of the cache of keys and values; everything else is float. All widths are multiples of 8, arrays begin at
-// multiples of 16 bytes.
+// With so few tokens, most of the time goes into reading the weights. They are stored transposed, [outputs, inputs],
+// with the gain of RMSNorm multiplied in. A block computes eight outputs at a time and reads their rows once for all
+// tokens. The number of tokens does not change the order of any sum. Number: type of the weights and of the key-value
+// cache, float or __nv_bfloat16; everything else is float. All widths are multiples of 8, and arrays are aligned to 16
+// bytes.
 //
-// A launch lets the next one begin at once (`launch_dependents`), which asks for its weights, or for keys and values of
-// earlier tokens, and waits for the end of the one before (`grid_dependency_wait`) before it touches anything else.
+// A launch lets the next one begin at once (`launch_dependents`). The next one loads its weights, or keys and values of
+// earlier tokens, then waits for the end of the launch before (`grid_dependency_wait`), then reads everything else.
 #include <cuda_bf16.h>
 #include <nanoeuler.cuh>
 #include <reduce.cuh>
 
-#define WARPS 8          // of a block that multiplies
-#define ATTEND_WARPS 16  // of a block of `attend`
-#define AHEAD 8          // pieces of eight weights that a thread asks for before it needs the first
-#define KEYS 8           // and of keys, and of values
+#define WARPS 8          // warps per block of `project` and `project_glu`
+#define ATTEND_WARPS 16  // warps per block of `attend`
+#define AHEAD 8          // pieces of eight weights that a thread loads before it needs the first one
+#define KEYS 8           // the same for keys and for values
 #define ROWS_AT_MOST 8
 
 struct Eight {
   float4 low, high;
 };
-__device__ __forceinline__ float4 two_pairs(unsigned a, unsigned b) {  // a bfloat16 is the first half of a float
+__device__ __forceinline__ float4 two_pairs(unsigned a, unsigned b) {  // a bfloat16 is the upper half of a float
   return make_float4(__uint_as_float(a << 16), __uint_as_float(a & 0xffff0000u), __uint_as_float(b << 16),
                      __uint_as_float(b & 0xffff0000u));
 }
-// Eight numbers as they lie in memory: asked for early, they are made floats when they are needed.
+// Eight numbers in the format of memory: they are fetched early and converted to float only when they are needed.
 __device__ __forceinline__ Eight fetch(const float* p) { return {((const float4*)p)[0], ((const float4*)p)[1]}; }
 __device__ __forceinline__ uint4 fetch(const __nv_bfloat16* p) { return *(const uint4*)p; }
 __device__ __forceinline__ Eight eight(Eight v) { return v; }
 __device__ __forceinline__ Eight eight(uint4 v) { return {two_pairs(v.x, v.y), two_pairs(v.z, v.w)}; }
-template <class Number> struct As {  // what `fetch` returns
+template <class Number> struct As {  // the type that `fetch` returns
   typedef Eight fetched;
 };
 template <> struct As<__nv_bfloat16> {
   typedef uint4 fetched;
 };
-// By fmaf: of a sum of products a compiler may round the first or the second, and took another in each instance.
+// Explicit fmaf, because otherwise the compiler decides which product is rounded, and did so differently per instance.
 __device__ __forceinline__ float dot(float4 a, float4 b) {
   return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, a.x * b.x)));
 }
@@ -47,10 +47,10 @@ __device__ __forceinline__ void write(__nv_bfloat16* p, float v) { *p = __float2
 __device__ __forceinline__ float as_float(float v) { return v; }
 __device__ __forceinline__ float as_float(__nv_bfloat16 v) { return __bfloat162float(v); }
 
-// The block's copy of x in shared memory: rows of fours, one more than there are, so that two rows of a warp's lanes lie in
-// different banks. For float weights it is x. Tensor cores, which multiply bfloat16 ones, take bfloat16 alone: of each number
-// it has the number rounded and what rounding took off, rounded, which add up to it but for 2^-17; of a four the first two
-// rounded, their rests, the last two and theirs.
+// The block's copy of x in shared memory, in rows of float4 with one of padding, so that two rows read by a warp are in
+// different banks. For float weights it is x itself. Tensor cores multiply bfloat16 weights only by bfloat16, so each
+// number is stored as two: rounded, and the rounded remainder, with a relative error of 2^-17. A float4 becomes: first
+// two rounded, their remainders, last two rounded, their remainders.
 template <int I> constexpr int pitch = I / 4 + 1;
 __device__ __forceinline__ float4 as_multiplied(float4 v, const float*) { return v; }
 __device__ __forceinline__ unsigned rounded(float a, float b) {
@@ -64,8 +64,8 @@ __device__ __forceinline__ float4 as_multiplied(float4 v, const __nv_bfloat16*) 
                      __uint_as_float(rounded(v.z - of.z, v.w - of.w)));
 }
 
-// Copy x: [rows, I], and with NORM write each warp's sum of squares of each row. All rows at once: there are as many waits
-// as for one. The barrier behind it is the caller's.
+// Copy x: [rows, I]; with NORM also write each warp's sum of squares of each row. All rows are loaded together, so
+// there are no more waits than for one row. The caller must call the barrier afterwards.
 template <class Number, int ROWS, int I, bool NORM>
 __device__ __forceinline__ void load_rows(float4* copy, float (*squares)[WARPS], const float* x, int rows) {
   float sum[ROWS] = {};
@@ -92,7 +92,7 @@ __device__ __forceinline__ void load_rows(float4* copy, float (*squares)[WARPS],
   }
 }
 
-// What RMSNorm multiplies a row by.
+// The factor by which RMSNorm multiplies a row.
 template <int I> __device__ __forceinline__ float rstd_of(const float* squares, float eps) {
   float sum = 0;
 #pragma unroll
@@ -100,8 +100,8 @@ template <int I> __device__ __forceinline__ float rstd_of(const float* squares, 
   return rsqrtf(fmaf(sum, 1.0f / I, eps));
 }
 
-// Eight rows of I weights, as a block has them: each 32 numbers go to the next of its warps, PIECES times, and of these lane
-// 4n + t has numbers 8t to 8t + 7 of row n, the first of which is `number_of_piece`.
+// How a block's threads share eight rows of I weights: the warps take 32 numbers each in turn, PIECES times. Of 32
+// numbers, lane 4n + t has numbers 8t to 8t + 7 of row n; `number_of_piece` is the first of them.
 template <int I> constexpr int PIECES = (I + 32 * WARPS - 1) / (32 * WARPS);
 __device__ __forceinline__ int number_of_piece(int k) {
   return 32 * WARPS * k + threadIdx.x / 32 * 32 + threadIdx.x % 4 * 8;
@@ -110,7 +110,7 @@ template <int I> __device__ __forceinline__ bool has_piece(int k) {
   return 32 * WARPS * (k + 1) <= I || number_of_piece(k) < I;
 }
 
-// Ask for a lane's first pieces. w: where its row begins.
+// Start to load a lane's first pieces. w: where its row begins.
 template <int I, class Fetched, class Number>
 __device__ __forceinline__ void ask(Fetched (&ahead)[AHEAD], const Number* w) {
 #pragma unroll
@@ -118,10 +118,10 @@ __device__ __forceinline__ void ask(Fetched (&ahead)[AHEAD], const Number* w) {
     if (has_piece<I>(k)) ahead[k] = fetch(w + number_of_piece(k));
 }
 
-// A warp's part of rows of x times eight rows of weights. `add` takes a piece of the weights, and of the copy of x the fours
-// that belong to it; `give` writes [rows][8].
+// A warp's part of the product of rows of x and eight rows of weights. `add` takes a piece of the weights and the
+// matching float4 of the copy of x; `give` writes the sums as [rows][8].
 template <class Number, int ROWS, int I> struct Sums {
-  float sum[ROWS] = {};  // of row n
+  float sum[ROWS] = {};  // this lane's sums, for row n of the weights
 
   __device__ __forceinline__ void add(int, Eight w, const float4* x, int rows) {
 #pragma unroll
@@ -140,11 +140,11 @@ template <class Number, int ROWS, int I> struct Sums {
   }
 };
 
-// By `mma`: rows 0 to 7 of its first matrix are those of x rounded, 8 to 15 their rests, and rows that are not there are 0.
-// Which 16 of the 32 numbers go together is free, as long as both matrices agree: here those that a lane has.
+// The same with `mma`. Rows 0 to 7 of its first matrix are the rounded x, rows 8 to 15 their remainders, missing rows
+// are 0. Any 16 of the 32 numbers may form a step if both matrices agree; here it is those that a lane holds.
 template <int ROWS, int I> struct Sums<__nv_bfloat16, ROWS, I> {
-  float sum[4][4] = {};  // row n of x by rows 2t and 2t + 1 of the weights, rounded and the rest; four of them, since an
-                         // `mma` waits for the one before it that adds to the same
+  float sum[4][4] = {};  // row n of x times rows 2t and 2t + 1 of the weights: rounded part and remainder. There are
+                         // four, because an `mma` waits for the previous one that adds to the same sum
 
   __device__ __forceinline__ void add(int k, uint4 w, const float4* x, int rows) {
     int row = threadIdx.x % 32 / 4;
@@ -163,7 +163,7 @@ template <int ROWS, int I> struct Sums<__nv_bfloat16, ROWS, I> {
   }
 };
 
-// sums += the block's copy of x times eight rows of weights, of which `ahead` has been asked for.
+// sums += the block's copy of x times eight rows of weights, whose first pieces, `ahead`, are already loading.
 template <class Number, int ROWS, int I, class Fetched>
 __device__ __forceinline__ void multiply(Sums<Number, ROWS, I>& sums, const float4* copy, const Fetched (&ahead)[AHEAD],
                                          const Number* w, int rows) {
@@ -176,7 +176,7 @@ __device__ __forceinline__ void multiply(Sums<Number, ROWS, I>& sums, const floa
   }
 }
 
-// What thread 8 row + n has of the sums that the warps gave: row's n-th.
+// The sum over all warps for thread 8 row + n: the n-th output of its row.
 template <int ROWS> __device__ __forceinline__ float joined(const float (*part)[ROWS][8]) {
   float sum = 0;
 #pragma unroll
@@ -184,17 +184,17 @@ template <int ROWS> __device__ __forceinline__ float joined(const float (*part)[
   return sum;
 }
 
-// out (+)= norm(x) w^T: with NORM x divided by its root mean square, with ADD added to out. x: [rows, I], rows up to ROWS;
-// w: [O, I]; out: [rows, O]. Any number of blocks of 256 threads, rows of 4 I + 16 bytes of shared memory.
+// out = norm(x) w^T (if NORM, else x w^T); ADD: add it to out. x: [rows, I], rows up to ROWS; w: [O, I]; out: [rows,
+// O]. Launch any number of blocks of 256 threads, with rows * (4 I + 16) bytes of shared memory.
 template <class Number, int ROWS, int I, bool NORM, bool ADD>
 __global__ void __launch_bounds__(32 * WARPS)
 project(const float* x, const Number* w, float* out, int rows, int O, float eps) {
   extern __shared__ float4 copy[];
-  __shared__ float part[2][WARPS][ROWS][8], squares[ROWS][WARPS];  // in turns: so a barrier a turn is enough
+  __shared__ float part[2][WARPS][ROWS][8], squares[ROWS][WARPS];  // two parts in turn need only one barrier per loop
   typename As<Number>::fetched ahead[AHEAD];
   int row = threadIdx.x / 8, n = threadIdx.x % 8, lane = threadIdx.x % 32, first = 8 * blockIdx.x, turn = 0;
   launch_dependents();
-  if (first < O) ask<I>(ahead, w + (size_t)(first + lane / 4) * I);  // they come while the launch before ends
+  if (first < O) ask<I>(ahead, w + (size_t)(first + lane / 4) * I);  // loads overlap the end of the launch before
   grid_dependency_wait();
   float before = 0;
   if (ADD && first < O && row < rows) before = out[(size_t)row * O + first + n];
@@ -213,7 +213,7 @@ project(const float* x, const Number* w, float* out, int rows, int O, float eps)
   }
 }
 
-// hidden = silu(gate) up with gate and up = norm(x) w^T. w: [2F, I], the gates first; hidden: [rows, F]. As `project`.
+// hidden = silu(gate) up, [gate, up] = norm(x) w^T. w: [2F, I], gates first; hidden: [rows, F]. Launch as `project`.
 template <class Number, int ROWS, int I>
 __global__ void __launch_bounds__(32 * WARPS)
 project_glu(const float* x, const Number* w, float* hidden, int rows, int F,
@@ -243,7 +243,7 @@ project_glu(const float* x, const Number* w, float* hidden, int rows, int F,
   }
 }
 
-// Number j of a head at a position, turned by RoPE. head: its C numbers; cosine, sine: [context, C/2].
+// Number j of a head after its rotation by RoPE. head: its C numbers; cosine, sine: [context, C/2].
 __device__ __forceinline__ float turned(const float* head, const float* cosine, const float* sine, int position, int j,
                                         int C) {
   int half = C / 2, angle = position * half + j % half;
@@ -251,8 +251,8 @@ __device__ __forceinline__ float turned(const float* head, const float* cosine, 
   return j < half ? head[j] * c - head[j + half] * s : head[j] * c + head[j - half] * s;
 }
 
-// A part of a softmax over keys: the largest score, the sum of exp(score - largest), and eight numbers of the sum of those
-// times the values.
+// Part of a softmax over some of the keys: the largest score, the sum of exp(score - largest), and eight numbers of the
+// values' sum weighted by these terms.
 struct Part {
   float largest, terms, mean[8];
 };
@@ -272,13 +272,13 @@ __device__ __forceinline__ Part of_lane_across(const Part& a, int distance) {
   return b;
 }
 
-// Attention of one more token, row blockIdx.y, of query head blockIdx.x, over the tokens before it and itself.
-// qkv: [rows, (H + 2G) C], not turned; cache: [2 G, context, C], keys, then values, of which the first position[0]
-// places are filled, and here the `rows` next ones are; out: [rows, H C]. Keys and values of the tokens that come in the
-// same launch are made from qkv by each block that reads them, so no block waits for another. C/8 lanes share a key, each
-// with eight of its numbers; a thread asks for KEYS of them at a time, first of all, and keeps a softmax of its own over
-// its keys (chapter 27). Which thread adds what, and in which order, hangs on a token's place alone. Grid (H, rows up to
-// ROWS_AT_MOST), blocks of 512 threads, 4 (33 C + 32) bytes of shared memory.
+// Attention of new token blockIdx.y for query head blockIdx.x, over all earlier tokens and itself. qkv: [rows, (H + 2G)
+// C], before RoPE; cache: [2 G, context, C], keys, then values, with position[0] filled places; this launch fills the
+// next `rows`; out: [rows, H C]. Each block computes the keys and values of the new tokens that it needs from qkv, so
+// no block waits for another. C/8 lanes share a key, each with eight of its numbers. A thread loads KEYS keys at a
+// time, the first before anything else, and keeps its own softmax over its keys (chapter 27). The order of the sums
+// depends only on a token's position. Launch a grid of (H, rows up to ROWS_AT_MOST), blocks of 512 threads, 4 (33 C +
+// 32) bytes of shared memory.
 template <class Number>
 __global__ void __launch_bounds__(32 * ATTEND_WARPS)
 attend(const float* qkv, const float* cosine, const float* sine, Number* cache,
@@ -287,7 +287,7 @@ attend(const float* qkv, const float* cosine, const float* sine, Number* cache,
   const float lowest = -3.4e38f;
   launch_dependents();
   extern __shared__ float4 fours[];
-  float *q = (float*)fours, *keys = q + C, *values = keys + ROWS_AT_MOST * C;  // those of this launch: [rows, C]
+  float *q = (float*)fours, *keys = q + C, *values = keys + ROWS_AT_MOST * C;  // of this launch's tokens: [rows, C]
   float *means = values + ROWS_AT_MOST * C, *largest = means + ATTEND_WARPS * C, *terms = largest + ATTEND_WARPS;
   int head = blockIdx.x, row = blockIdx.y, group = head / (H / G), start = position[0], at = start + row;
   if (blockDim.x != threads || row >= ROWS_AT_MOST || at >= context) __trap();
@@ -305,7 +305,7 @@ attend(const float* qkv, const float* cosine, const float* sine, Number* cache,
   for (int i = threadIdx.x; i < (row + 1) * C; i += threads) {
     int r = i / C, n = i % C;
     const float* of = qkv + (size_t)r * pitch;
-    Number key, value;  // rounded as the cache has them, so that sums are the same in a later launch
+    Number key, value;  // rounded as in the cache, so that a later launch gets the same sums
     write(&key, turned(of + (H + group) * C, cosine, sine, start + r, n, C));
     write(&value, of[(H + G + group) * C + n]);
     keys[i] = as_float(key);
@@ -332,7 +332,7 @@ attend(const float* qkv, const float* cosine, const float* sine, Number* cache,
     for (int k = 0; k < KEYS; k++) {
       int t = first + k * together;
       score[k] = lowest;
-      if (t - mine > at) continue;  // no thread has a key here
+      if (t - mine > at) continue;  // no thread has a key at this index
       float sum = 0;
       if (t <= at) sum = dot(query, t < start ? eight(some_keys[k]) : eight(fetch(keys + (t - start) * C + j)));
       for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);

@@ -1,17 +1,17 @@
-// The next tokens of one text, drawn on the GPU: `order` sorts what the logits say behind each token read and leaves what
-// may be drawn, `judge` takes or replaces the proposed tokens, draws the next one and proposes anew. The host then need not
-// answer before the next tokens are read. engine.Decoder.rounds; generation/generate.py has the same in NumPy, chapters 14, 16.
+// Sampling for speculative decoding. `order` sorts the logits after each token and filters them. `judge` accepts or
+// replaces the proposed tokens, samples the next token and new proposals. So the host need not act between two rounds.
+// Used by engine.Decoder.rounds; generation/generate.py does the same in NumPy. Chapters 14 and 16.
 //
-// A distribution has number row (1 + ahead) + head: of V tokens, most likely first, `tokens`, sums of their
-// probabilities up to each, `sums`, how many of them may be drawn, `counts` (0: the largest logit is no finite number), and
-// in the order of the tokens' numbers their probabilities, `dense`. All in double, in which NumPy computes them.
+// Distribution row (1 + ahead) + head is stored in four arrays. tokens: the V tokens, most likely first; sums: their
+// cumulative probabilities; counts: how many of them may be sampled (0: the largest logit is not finite); dense: the
+// probabilities in the order of token numbers. Probabilities are double, because NumPy computes them in float64.
 #include <nanoeuler.cuh>
 
 #define WHOLE 0xffffffffu
 
-// A larger key comes first: by logit, of equal ones by the lower token; 0 is no token. NaN comes before all numbers.
+// The sorting key of a token: larger logits first, then lower tokens; NaN before all numbers. Key 0 means no token.
 __device__ __forceinline__ unsigned long long key_of(float logit, int token) {
-  int bits = isnan(logit) ? 0x7fffffff : __float_as_int(logit + 0.0f);  // + 0: of -0 makes 0
+  int bits = isnan(logit) ? 0x7fffffff : __float_as_int(logit + 0.0f);  // adding 0 turns -0 into 0
   unsigned ordered = bits < 0 ? ~(unsigned)bits : (unsigned)bits | 0x80000000u;
   return (unsigned long long)ordered << 32 | (WHOLE - token);
 }
@@ -21,15 +21,15 @@ __device__ __forceinline__ float logit_of(unsigned long long key) {
   return __uint_as_float(ordered >> 31 ? ordered & 0x7fffffffu : ~ordered);
 }
 
-// One of two keys that lie `apart` places from each other, for the place `at` of a part of `size` keys: Batcher's bitonic
-// sort, by which every second part falls and the others rise, and at the end all keys fall.
+// One step of Batcher's bitonic sort: which of two keys, `apart` places from each other, place `at` keeps. Parts of
+// `size` keys are sorted alternately in falling and rising order; in the end all keys are in falling order.
 __device__ __forceinline__ unsigned long long kept(unsigned long long mine, unsigned long long other, int at, int apart,
                                                    int size) {
   bool larger = ((at & apart) == 0) == ((at & size) == 0);
   return (mine > other) == larger ? mine : other;
 }
 
-// Sort KEYS of each thread: keys that are far apart meet in shared memory, nearer ones in a warp, the nearest in a thread.
+// Sort the block's keys, KEYS per thread. Distant keys are compared through shared memory, others in a warp or thread.
 template <int KEYS> __device__ __forceinline__ void sort(unsigned long long (&key)[KEYS], unsigned long long* shared) {
   int count = KEYS * blockDim.x, first = KEYS * threadIdx.x;
   for (int size = 2; size <= count; size *= 2) {
@@ -63,7 +63,7 @@ template <int KEYS> __device__ __forceinline__ void sort(unsigned long long (&ke
   }
 }
 
-// The sum of x over threads up to this one; all: over all threads. shared: 32 numbers.
+// The sum of x over all threads up to this one, inclusive; all: the sum over the whole block. shared: 32 numbers.
 __device__ __forceinline__ double sum_up_to(double x, double* shared, double& all) {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int by = 1; by < 32; by *= 2) {
@@ -82,9 +82,9 @@ __device__ __forceinline__ double sum_up_to(double x, double* shared, double& al
   return before + x;
 }
 
-// Which tokens logits [rows, (1 + ahead) V] leave to be drawn, and how probable each is, as `filtered_probs`. Tokens from
-// `size` on have none. Grid (1 + ahead, rows), blocks of V / KEYS threads, rounded up to a power of 2 from 32 on, with
-// 8 KEYS bytes of shared memory for each.
+// Filter logits [rows, (1 + ahead) V] like `filtered_probs` in NumPy, and write the distributions described above.
+// Tokens from `size` on get probability 0. Launch a grid of (1 + ahead, rows) with V / KEYS threads per block, rounded
+// up to a power of 2, at least 32, and 8 KEYS bytes of shared memory per thread.
 template <int KEYS>
 __global__ void __launch_bounds__(1024)
 order(const float* logits, int* tokens, double* sums, int* counts, double* dense, const int* turn, int V, int size,
@@ -101,11 +101,11 @@ order(const float* logits, int* tokens, double* sums, int* counts, double* dense
   unsigned long long key[KEYS];
 #pragma unroll
   for (int e = 0; e < KEYS; e++) {
-    int token = e * blockDim.x + threadIdx.x;  // in any order
+    int token = e * blockDim.x + threadIdx.x;  // any order will do before the sort
     key[e] = token < size ? key_of(z[token], token) : 0;
   }
   for (int token = threadIdx.x; token < V; token += blockDim.x) dense[token] = 0;
-  if (temperature == 0) {  // the largest alone
+  if (temperature == 0) {  // greedy: only the largest logit counts
 #pragma unroll
     for (int e = 1; e < KEYS; e++) key[0] = key[e] > key[0] ? key[e] : key[0];
     for (int by = 16; by > 0; by /= 2) {
@@ -151,7 +151,7 @@ order(const float* logits, int* tokens, double* sums, int* counts, double* dense
 #pragma unroll
   for (int e = 0; e < KEYS; e++)
     if (first + e == count - 1) whole = sum[e];
-  __syncthreads();  // and dense is 0
+  __syncthreads();  // `whole` and the zeros of `dense` are written
 #pragma unroll
   for (int e = 0; e < KEYS; e++) {
     if (first + e >= count) continue;
@@ -162,7 +162,7 @@ order(const float* logits, int* tokens, double* sums, int* counts, double* dense
   if (threadIdx.x == 0) counts[number] = isfinite(best) ? count : 0;
 }
 
-// A token of a distribution: the first whose sum is more than `uniform`. For all threads of the block.
+// Sample a token: the first whose cumulative probability exceeds `uniform`. All threads of the block must call this.
 __device__ __forceinline__ int pick(const int* tokens, const double* sums, int count, double uniform) {
   int at = 0;
   for (int start = 0; start < count; start += blockDim.x)
@@ -170,8 +170,8 @@ __device__ __forceinline__ int pick(const int* tokens, const double* sums, int c
   return tokens[at < count ? at : count - 1];
 }
 
-// A token drawn from the positive part of p - q, [V] each; `other` where there is none, as rounding may have it. `used`
-// grows by one where a uniform number is needed.
+// Sample a token from the positive part of p - q, [V] each. If rounding leaves no positive part, return `other`. `used`
+// counts the uniform numbers that were needed.
 __device__ __forceinline__ int redrawn(const double* p, const double* q, int V, int other, const double* uniforms,
                                        int ring, int& used, double* parts) {
   __shared__ int found, last;
@@ -193,11 +193,11 @@ __device__ __forceinline__ int redrawn(const double* p, const double* q, int V, 
   return found < V ? found : last;
 }
 
-// One round: of the proposals in input[2...], of which there are turn[0], those up to the first that is not taken, or all and
-// one token more; then new proposals. input: the place of the first token read, that token, the proposals; turn: how many
-// proposals, how many of the uniform numbers are used, the row whose later heads proposed, how many rounds there were. told:
-// [slots, 4 + ahead]: in the slot of this round its number, uniform numbers used, how many tokens are new (0: a largest logit
-// is no finite number), and these. One block.
+// One round of speculative sampling: accept proposals until one is rejected and replaced, or accept all and sample one
+// token more; then propose new tokens. input: position of the first token, that token, the proposals. turn: number of
+// proposals, uniform numbers used, row whose later heads made the proposals, number of rounds. told: [slots, 4 +
+// ahead], where this round's slot gets the round's number, uniform numbers used, count of new tokens (0: a largest
+// logit was not finite) and the new tokens. Launch one block.
 extern "C" __global__ void __launch_bounds__(512)
 judge(const int* tokens, const double* sums, const int* counts, const double* dense, const double* uniforms, int* input,
       int* turn, int* told, int V, int ahead, int end, int ring, int slots) {
@@ -205,7 +205,7 @@ judge(const int* tokens, const double* sums, const int* counts, const double* de
   launch_dependents();
   grid_dependency_wait();
   int heads = 1 + ahead, guesses = turn[0], used = turn[1], from = turn[2], round = turn[3], start = input[0];
-  size_t half = (size_t)heads * heads * V;  // a round has as many rows as heads
+  size_t half = (size_t)heads * heads * V;  // a round has one row for each head
   const double *p = dense + round % 2 * half, *q = dense + (round + 1) % 2 * half;
   int* line = told + round % slots * (4 + ahead);
   int made = 0, place = 0, token = -1;
@@ -223,7 +223,7 @@ judge(const int* tokens, const double* sums, const int* counts, const double* de
       bool taken = uniforms[used++ % ring] * proposed[guess] < of[guess];
       token = taken ? guess : redrawn(of, proposed, V, guess, uniforms, ring, used, parts);
     }
-    __syncthreads();  // all have read what the next round overwrites
+    __syncthreads();  // all threads have read the data that is overwritten next
     if (threadIdx.x == 0) line[3 + made] = token;
     made++;
     if (token != guess) break;
@@ -242,7 +242,7 @@ judge(const int* tokens, const double* sums, const int* counts, const double* de
   __syncthreads();
   if (threadIdx.x > 0) return;
   input[0] = start + made;
-  if (token >= 0) input[1] = token;  // else the round under way reads the same again
+  if (token >= 0) input[1] = token;  // otherwise the round already started reads the same token again
   turn[0] = proposals;
   turn[1] = used;
   turn[2] = place;

@@ -1,17 +1,17 @@
-// Embedding: x[position] = table[token]. tokens: [n]; table: [V, D]; x: [n, D]. ops/reference.py.
+// Embedding: x[position] = table[tokens[position]]. tokens: [n]; table: [V, D]; x: [n, D]. ops/reference.py.
 #include <nanoeuler.cuh>
 #include <wide.cuh>
 
-#define AT_ONCE 8  // loads that a thread has on their way together
-#define ROWS 9     // rows of several tokens that a thread of the backward pass has on their way together
-#define DEEP 13    // rows of one frequent token, of which a block reads some columns
-#define LINES 8    // of the lists that a block asks for ahead
-#define SUMS 192   // sums that a block keeps where its threads share the places of one token
+#define AT_ONCE 8  // loads that each thread has in flight together
+#define ROWS 9     // backward pass: rows of rare tokens that each thread has in flight together
+#define DEEP 13    // backward pass: rows of one frequent token that each thread has in flight together
+#define LINES 8    // cache lines of the lists that a block prefetches
+#define SUMS 192   // partial sums that a block keeps when groups of threads share one frequent token
 #ifndef ADD
-#define ADD 0  // 1: the backward pass adds to what dtable holds, as of the micro-batches before
+#define ADD 0  // 1: the backward pass adds to dtable, which holds the gradient of earlier micro-batches
 #endif
 
-// A warp copies one row, as Numbers of 4 or of 16 bytes.
+// Copy one row with one warp, as Numbers of 4 or 16 bytes.
 template <class Number>
 __device__ __forceinline__ void copy_row(const Number* __restrict__ from, Number* __restrict__ to, int width) {
   for (int first = threadIdx.x % 32; first < width; first += AT_ONCE * 32) {
@@ -21,14 +21,14 @@ __device__ __forceinline__ void copy_row(const Number* __restrict__ from, Number
       if (first + 32 * k < width) v[k] = from[first + 32 * k];
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++)
-      if (first + 32 * k < width) __stcs(to + first + 32 * k, v[k]);  // nobody reads it soon: the table stays in the cache
+      if (first + 32 * k < width) __stcs(to + first + 32 * k, v[k]);  // streaming store: keep the table in the cache
   }
 }
 
-// One warp a position: blocks are multiples of 32, with n warps in all at least.
+// One warp per position: launch blocks of a multiple of 32 threads, at least n warps in all.
 extern "C" __global__ void embedding_forward(const int* __restrict__ tokens, const float* __restrict__ table,
                                              float* __restrict__ x, int n, int D) {
-  if (blockDim.x % 32) __trap();  // the block is whole warps
+  if (blockDim.x % 32) __trap();  // the block must be whole warps
   int position = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
   if (position >= n) return;
   const float* from = table + (size_t)tokens[position] * D;
@@ -39,36 +39,36 @@ extern "C" __global__ void embedding_forward(const int* __restrict__ tokens, con
     copy_row(from, to, D);
 }
 
-// dtable[token] = the sum of dx over the positions where the token stands. With atomics the order of a sum, and the last
-// bits with it, would change from run to run; with a block for each token, the most frequent one would keep all waiting.
-// So the positions are sorted by token, and the host says who adds what (engine/embedding.py): a block adds all rows of a few
-// rare tokens, or some columns of one frequent token. No sum is left to another block.
-// shares: [gridDim.x], as below; order: [n], the positions sorted by token (a stable argsort); sorted: [n], their tokens;
-// dx: [n, D]; dtable: [V, D]. The blocks may have any size up to 512. Elements are counted in 32 bits (engine/program.py refuses
-// more), which makes an address two instructions.
-// Each block reads a little of the lists, and waits for it: the first blocks ask for all of them at once.
-// A share: the places [from, to) of the sorted list, the tokens [token, end); columns 0: all columns of all these tokens,
-// else so many of one token's, from left on.
+// dtable[token] = the sum of dx over the positions of the token. With atomics, the order of a sum, and so its last
+// bits, would change from run to run. With one block per token, all would wait for the most frequent token. So the
+// positions are sorted by token, and the host plans which block adds what (engine/embedding.py): a block adds all
+// rows of a few rare tokens, or some columns of one frequent token. No sum is split between blocks. shares:
+// [gridDim.x], as below; order: [n], the positions sorted by token (a stable argsort); sorted: [n], their tokens;
+// dx: [n, D]; dtable: [V, D]. Launch one block per share, of any size up to 512. Indices have 32 bits
+// (engine/program.py checks the sizes), which makes an address two instructions. Each block would wait for its small
+// part of the lists, so the first blocks prefetch all of them. A share: places from to to - 1 of the sorted list,
+// tokens token to end - 1. If columns is 0, all columns of all these tokens; otherwise `columns` columns of one
+// token, from `left` on.
 struct Share {
   int from, to, token, end, left, columns;
 };
 
-// What stands at K places of a list, `step` apart; -1 from `end` on.
+// Read K entries of a list, `step` apart; -1 for places from `end` on.
 template <int K>
 __device__ __forceinline__ void look_up(const int* __restrict__ list, int first, int step, int end, int (&found)[K]) {
 #pragma unroll
   for (int k = 0; k < K; k++) found[k] = first + k * step < end ? list[first + k * step] : -1;
 }
 
-// All columns: each thread adds its own, down the list, and writes a sum where a token's places end. Nothing is shared
-// between threads: no row waits for a barrier. Tokens that do not occur get zeros. The positions of the rows that come
-// next are looked up while those before are under way.
+// Add all columns of some tokens. Each thread adds its own columns down the list and writes a sum where a token's
+// places end, so threads share nothing and no row waits for a barrier. Tokens that do not occur get zeros. The
+// positions of the next rows are looked up while the current rows are loaded.
 template <class Number>
 __device__ __forceinline__ void add_tokens(const int* __restrict__ order, const int* __restrict__ sorted, Share s,
                                            const Number* __restrict__ dx, Number* __restrict__ dtable, unsigned width) {
   for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
     Number sum = {}, zero = {};
-    int position[ROWS], token[ROWS + 1], row = s.token;  // row: the next to write
+    int position[ROWS], token[ROWS + 1], row = s.token;  // row: the next row of dtable to write
     look_up(order, s.from, 1, s.to, position);
     look_up(sorted, s.from, 1, s.to, token);
     for (int first = s.from; first < s.to; first += ROWS) {
@@ -90,7 +90,7 @@ __device__ __forceinline__ void add_tokens(const int* __restrict__ order, const 
         if (ADD) add_to(sum, *to);
         *to = sum;
         sum = zero;
-#pragma unroll 1  // unrolled, the code is twice as long
+#pragma unroll 1  // unrolling would double the code
         for (; !ADD && row < now[k]; row++) dtable[row * width + i] = zero;
         row = now[k] + 1;
       }
@@ -100,16 +100,16 @@ __device__ __forceinline__ void add_tokens(const int* __restrict__ order, const 
   }
 }
 
-// Some columns of one token: groups of threads take its places in turn, then the sums of the groups are added.
+// Add some columns of one token: groups of threads take its places in turn, then the sums of the groups are added.
 template <class Number>
 __device__ __forceinline__ void add_columns(const int* __restrict__ order, Share s, const Number* __restrict__ dx,
                                             Number* __restrict__ dtable, unsigned width, int left, int columns) {
   __shared__ Number sums[SUMS];
-  int groups = max(1, SUMS / columns);  // the same for blocks of every size: so is the order of a sum
+  int groups = max(1, SUMS / columns);  // independent of the block's size, so the order of a sum is too
   for (int id = threadIdx.x; id < groups * columns; id += blockDim.x) {
     int group = id / columns, column = left + id % columns, position[DEEP];
     Number sum = {};
-    const Number* mine = dx + column;  // with dx + (... + column), nvcc has the last loads wait for the first one's data
+    const Number* mine = dx + column;  // with dx + (... + column), nvcc makes the last loads wait for the first
     look_up(order, s.from + group, groups, s.to, position);
     for (int first = s.from + group; first < s.to; first += DEEP * groups) {
       Number v[DEEP];
@@ -146,7 +146,7 @@ extern "C" __global__ void embedding_backward(const int* __restrict__ shares, co
                                               const int* __restrict__ sorted, const float* __restrict__ dx,
                                               float* __restrict__ dtable, int n, int D) {
   Share s = ((const Share*)shares)[blockIdx.x];
-  unsigned ahead = 32 * (LINES * blockIdx.x + threadIdx.x);  // a line of the cache has 32 numbers
+  unsigned ahead = 32 * (LINES * blockIdx.x + threadIdx.x);  // a cache line holds 32 numbers
   if (threadIdx.x < LINES && ahead < n) prefetch_to_L2(order + ahead), prefetch_to_L2(sorted + ahead);
   if (threadIdx.x < LINES && ahead < gridDim.x * (sizeof(Share) / 4)) prefetch_to_L2(shares + ahead);
   bool wide = D % 4 == 0 && whole_fours(D, dx, dtable);

@@ -1,16 +1,16 @@
-// What stands between the matrix products of a training step, in as few passes over memory as there are. engine/program.py.
+// The kernels between a training step's matrix products, with as few passes over memory as possible. engine/program.py.
 //
-// Number: what the products multiply, float or __nv_bfloat16. The residual stream, its gradient, gains and sums are float.
-// Rows are read and written by fours: D, F, V and the width of a head are multiples of 8, and every array begins at a
-// multiple of 16 bytes. Where a thread keeps its share of a row in registers, KEEP fours of it, the row has at most
-// 4 KEEP blockDim.x numbers. The mathematics is that of ops/reference.py, chapters 07 to 09 and 24.
+// Number: the type that the products multiply, float or __nv_bfloat16. The residual stream, its gradient, gains and
+// sums are float. Rows are read and written four numbers at a time: D, F, V and head widths are multiples of 8, and
+// arrays are aligned to 16 bytes. A kernel with KEEP holds a row in the block's registers, KEEP float4 per thread, so a
+// row has at most 4 KEEP blockDim.x numbers. The mathematics is in ops/reference.py, chapters 07 to 09 and 24.
 #include <cuda_bf16.h>
 #include <adamw.cuh>
 #include <fours.cuh>
 #include <reduce.cuh>
 #include <wide.cuh>
 
-// ---- arithmetic of fours -----------------------------------------------------------------------------------------
+// ---- arithmetic of float4 ----------------------------------------------------------------------------------------
 
 __device__ __forceinline__ float4 times(float4 a, float4 b) {
   return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
@@ -22,11 +22,11 @@ __device__ __forceinline__ float4 minus(float4 a, float4 b) {
 __device__ __forceinline__ float total(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 __device__ __forceinline__ float4 zeros() { return make_float4(0, 0, 0, 0); }
 
-// `block_sum` of several numbers at once, as of several rows.
+// `block_sum` of several numbers at once, for example one for each row.
 template <int COUNT> __device__ __forceinline__ void block_sums(float (&v)[COUNT]) {
-  __shared__ float part[COUNT][32];  // one number a warp
+  __shared__ float part[COUNT][32];  // one number per warp
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  __syncthreads();  // a slower warp may still read what the call before left in part
+  __syncthreads();  // a slower warp may still read part from the previous call
 #pragma unroll
   for (int n = 0; n < COUNT; n++) {
     v[n] = warp_sum(v[n]);
@@ -37,17 +37,17 @@ template <int COUNT> __device__ __forceinline__ void block_sums(float (&v)[COUNT
   for (int n = 0; n < COUNT; n++) v[n] = warp_sum(lane < blockDim.x / 32 ? part[n][lane] : 0.0f);
 }
 
-// ---- residual add and RMSNorm, one block a row --------------------------------------------------------------------
+// ---- residual add and RMSNorm, one block per row ------------------------------------------------------------------
 
-// Of the residual stream x the backward pass needs x rstd alone, which is y / gain: so y is kept, which products read, and
-// x is not. A gain of 0 would leave nothing of it; so near to 0 a gain counts as 2^-60, which no product feels.
+// The backward pass of the norm needs only x rstd, which is y / gain. So y is kept, which the products need anyway, and
+// x is not. That fails for a gain of 0, so gains near 0 are replaced by 2^-60, too small to affect any product.
 __device__ __forceinline__ float apart(float gain) { return fabsf(gain) < 0x1p-60f ? copysignf(0x1p-60f, gain) : gain; }
 __device__ __forceinline__ float4 apart(float4 g) {
   return make_float4(apart(g.x), apart(g.y), apart(g.z), apart(g.w));
 }
 
-// x = before + delta (with ADD), y = rmsnorm(x). before, x: [rows, D], also one array; delta, y: [rows, D]; gain: [D];
-// rstd: [rows].
+// x = before + delta (if ADD), y = rmsnorm(x). before, x: [rows, D], may be the same array; delta, y: [rows, D]; gain:
+// [D]; rstd: [rows]. Launch one block per row.
 template <class Number, int KEEP, bool ADD>
 __global__ void __launch_bounds__(512)
 add_rmsnorm(const float* before, const Number* __restrict__ delta, const float* __restrict__ gain, float* x,
@@ -74,15 +74,15 @@ add_rmsnorm(const float* before, const Number* __restrict__ delta, const float* 
   if (threadIdx.x == 0) rstd[blockIdx.x] = r;
 }
 
-// dx += the gradient through the norm, and, for products, half = dx as Number, where Number is not float. part:
-// [gridDim.x, D], each block's share of the gain's gradient over the rows it takes. dy, y, dx, half: [rows, D]. Per row,
-// dx += rstd (dy gain - (y / gain) mean(dy y)), and the gain's gradient is the sum of dy y over rows, / gain.
+// dx += the gradient through the norm; half = dx as Number, for products, unless Number is float. dy, y, dx, half:
+// [rows, D]; part: [gridDim.x, D], each block's part of the gain's gradient, over its rows. Per row, dx += rstd (dy
+// gain - (y / gain) mean(dy y)); the gain's gradient is the sum of dy y over all rows, divided by the gain.
 template <class Number, int KEEP>
 __global__ void __launch_bounds__(512)
 add_rmsnorm_back(const Number* __restrict__ dy, const Number* __restrict__ y, const float* __restrict__ gain,
                  const float* __restrict__ rstd, float* dx, Number* half, float* __restrict__ part, int rows, int D) {
   if (D > 4 * KEEP * (int)blockDim.x) __trap();  // a row is wider than the block can keep
-  constexpr int TURN = KEEP == 1 ? 2 : 1;  // rows that a block has on their way together
+  constexpr int TURN = KEEP == 1 ? 2 : 1;  // rows that a block loads together
   float4 share[KEEP], g[KEEP], inverse[KEEP];
 #pragma unroll
   for (int k = 0; k < KEEP; k++) {
@@ -140,12 +140,12 @@ add_rmsnorm_back(const Number* __restrict__ dy, const Number* __restrict__ y, co
   }
 }
 
-// y[column] (+)= the sum of a column of x: [rows, columns], in a fixed order: rows threadIdx.y, + 32, ... one after
-// another, then the 32 sums. Blocks of (32, 32) threads, one for each 32 columns.
+// y[column] = the sum of a column of x: [rows, columns], or += if `add`, in a fixed order: each threadIdx.y adds every
+// 32nd row, then a warp adds the 32 sums. Launch blocks of (32, 32) threads, one for each 32 columns.
 extern "C" __global__ void sum_parts(const float* __restrict__ x, float* __restrict__ y, int rows, int columns,
                                      int add) {
   __shared__ float s[32][33];
-  if (blockDim.x != 32 || blockDim.y != 32) __trap();  // blocks of 32 x 32 threads
+  if (blockDim.x != 32 || blockDim.y != 32) __trap();  // the block must be 32 x 32
   int column = blockIdx.x * 32 + threadIdx.x;
   float sum = 0;
   if (column < columns)
@@ -160,8 +160,8 @@ extern "C" __global__ void sum_parts(const float* __restrict__ x, float* __restr
 
 // ---- RoPE on packed q and k, in place -----------------------------------------------------------------------------
 
-// qkv: [rows, pitch], whose first heads * C columns turn; cosine, sine: [T, C/2]; the position of a row is row % T. A
-// thread has four pairs: launch rows * heads * C / 8 threads or more.
+// qkv: [rows, pitch], of which the first heads * C columns are rotated; cosine, sine: [T, C/2]; a row's position is row
+// % T. Each thread handles four pairs: launch at least rows * heads * C / 8 threads.
 template <class Number>
 __global__ void rope_packed(Number* __restrict__ qkv, const float* __restrict__ cosine,
                             const float* __restrict__ sine, int rows, int T, int heads, int C, int pitch) {
@@ -184,7 +184,7 @@ __device__ __forceinline__ float4 sigmoid(float4 x) {
   return make_float4(sigmoid(x.x), sigmoid(x.y), sigmoid(x.z), sigmoid(x.w));
 }
 
-// hidden = gate sigmoid(gate) up. gate_up: [rows, 2F], gate in the first F columns; hidden: [rows, F]. 16 bytes at a time.
+// hidden = gate sigmoid(gate) up. gate_up: [rows, 2F], first F columns gate; hidden: [rows, F]. Any number of threads.
 template <class Number>
 __global__ void swiglu_packed(const Number* __restrict__ gate_up, Number* __restrict__ hidden, int rows, int F) {
   constexpr int WIDE = 4 * Sixteen<Number>::FOURS;
@@ -199,7 +199,7 @@ __global__ void swiglu_packed(const Number* __restrict__ gate_up, Number* __rest
   }
 }
 
-// dgate_up from dhidden. dhidden: [rows, F]; gate_up, dgate_up: [rows, 2F].
+// dgate_up, the gradient for dhidden. dhidden: [rows, F]; gate_up, dgate_up: [rows, 2F]. Any number of threads.
 template <class Number>
 __global__ void swiglu_packed_back(const Number* __restrict__ dhidden, const Number* __restrict__ gate_up,
                                    Number* __restrict__ dgate_up, int rows, int F) {
@@ -212,7 +212,7 @@ __global__ void swiglu_packed_back(const Number* __restrict__ dhidden, const Num
     Sixteen<Number> d = read_sixteen(dhidden + (size_t)row * F + i);
 #pragma unroll
     for (int k = 0; k < WIDE / 4; k++) {
-      float4 s = sigmoid(g.four[k]), silu = times(g.four[k], s), slope = s;  // of silu: s + silu (1 - s)
+      float4 s = sigmoid(g.four[k]), silu = times(g.four[k], s), slope = s;  // slope of silu: s + silu (1 - s)
       add_to(slope, minus(silu, times(silu, s)));
       g.four[k] = times(times(d.four[k], up.four[k]), slope);
       up.four[k] = times(d.four[k], silu);
@@ -226,9 +226,9 @@ __global__ void swiglu_packed_back(const Number* __restrict__ dhidden, const Num
 
 #define LOWEST (-3.4e38f)  // below every logit, and finite
 
-// The loss of a row of V logits, in nats, and with GRADIENT in place of the logits the gradient of its weight times it.
-// logits: [gridDim.x, V]; targets, losses: [gridDim.x], 0 where the target is -1; scale: [weights], of any sign: one for
-// each head, or one for each row. A row's is scale[row % weights]. One block a row.
+// The loss of each row of V logits, in nats; with GRADIENT, also overwrite the logits by the gradient of weight * loss.
+// logits: [gridDim.x, V]; targets, losses: [gridDim.x], loss 0 where the target is -1; scale: [weights], of any sign,
+// one weight per head or one per row: row r takes scale[r % weights]. Launch one block per row.
 template <class Number, int KEEP, bool GRADIENT>
 __global__ void __launch_bounds__(512)
 heads_cross_entropy(Number* __restrict__ logits, const int* __restrict__ targets, const float* __restrict__ scale,
@@ -255,7 +255,7 @@ heads_cross_entropy(Number* __restrict__ logits, const int* __restrict__ targets
                           __expf(mine[k].w - largest));
     sum += total(mine[k]);
   }
-  sum = block_sum(sum);  // its barriers are between the write of `own` and this read, too
+  sum = block_sum(sum);  // its barriers also separate the write of `own` from the read below
   if (threadIdx.x == 0 && target >= 0) losses[blockIdx.x] = logf(sum) + largest - own;
   if (!GRADIENT) return;
   float weight = target < 0 ? 0.0f : scale[blockIdx.x % weights], share = weight / sum;
@@ -274,14 +274,14 @@ heads_cross_entropy(Number* __restrict__ logits, const int* __restrict__ targets
 
 // ---- the optimiser ------------------------------------------------------------------------------------------------
 
-// `adamw` of adamw.cu by fours, and copy = p as products will multiply it. p, g, m, v, copy: [n]; n and `decayed` are
-// multiples of 4.
+// The kernel `adamw` of adamw.cu, which also writes copy = p in bfloat16 for the products. p, g, m, v, copy: [n]; n and
+// `decayed` are multiples of 4.
 extern "C" __global__ void adamw_and_copy(float* __restrict__ p, const float* __restrict__ g, float* __restrict__ m,
                                           float* __restrict__ v, __nv_bfloat16* __restrict__ copy,
                                           const float* __restrict__ factor, const float* __restrict__ step, int n,
                                           int decayed, float beta1, float beta2, float eps, float decay) {
-  if (!(factor[1] <= 3.4e38f)) return;  // infinite, or not a number
-  if (n % 4 || decayed % 4 || whole_fours(n, p, g, m, v) != n / 4) __trap();  // whole fours
+  if (!(factor[1] <= 3.4e38f)) return;  // the norm is infinite or NaN
+  if (n % 4 || decayed % 4 || whole_fours(n, p, g, m, v) != n / 4) __trap();  // lengths must be multiples of 4
   Step s = {factor[0], step[0], step[1], step[2], beta1, beta2, eps, decay};
   int me = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
   for (int i = me; i < n / 4; i += threads) {
@@ -298,7 +298,7 @@ extern "C" __global__ void adamw_and_copy(float* __restrict__ p, const float* __
   }
 }
 
-// factor[1], the norm of the gradient, is no number where one of the losses' sums is infinite or none: nothing moves.
+// Set factor[1], the gradient's norm, to NaN if one of the losses' sums is infinite or NaN, so that nothing is updated.
 extern "C" __global__ void refuse(const float* __restrict__ sums, float* __restrict__ factor, int count) {
   if (blockIdx.x || threadIdx.x) return;
   for (int k = 0; k < count; k++)

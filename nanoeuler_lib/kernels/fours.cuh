@@ -1,10 +1,10 @@
-// fours.cuh: four numbers of either type, or 16 bytes of them, as floats. Addresses are multiples of as many.
+// fours.cuh: read and write four numbers (or 16 bytes), float or bfloat16, as floats. Addresses must be so aligned.
 #pragma once
 #include <cuda_bf16.h>
 
 __device__ __forceinline__ float4 read_four(const float* p) { return *(const float4*)p; }
 __device__ __forceinline__ float4 read_four(const __nv_bfloat16* p) {
-  uint2 v = *(const uint2*)p;  // a bfloat16 is the first half of a float
+  uint2 v = *(const uint2*)p;  // a bfloat16 is the upper half of a float
   return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u), __uint_as_float(v.y << 16),
                      __uint_as_float(v.y & 0xffff0000u));
 }
@@ -14,7 +14,7 @@ __device__ __forceinline__ void write_four(__nv_bfloat16* p, float4 v) {
   *(uint2*)p = make_uint2(*(unsigned*)&low, *(unsigned*)&high);
 }
 
-// As many numbers as a thread reads or writes at once.
+// 16 bytes of numbers, the most that a thread reads or writes at once, converted to floats.
 template <class Number> struct Sixteen {
   static constexpr int FOURS = 4 / (int)sizeof(Number);
   float4 four[FOURS];

@@ -1,7 +1,7 @@
-// Copies between the layouts of the model, packed, and those of the chapters' kernels, where each array stands alone.
-// engine/unfused.py. One number a thread: launch at least as many threads as numbers are copied.
+// Copies between the packed arrays of the model and the separate arrays that the chapters' kernels take. Used by
+// engine/unfused.py. Each thread copies one number: launch at least as many threads as there are numbers to copy.
 
-// heads of packed: [B, T, pitch], its first `heads` vectors of C, and apart: [B, heads, T, C]; back: from apart to packed.
+// Copy the first `heads` vectors of C numbers of packed: [B, T, pitch] to apart: [B, heads, T, C]; back: the reverse.
 extern "C" __global__ void copy_heads(float* packed, float* apart, int B, int T, int heads, int C, int pitch, int back) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= B * heads * T * C) return;
@@ -11,7 +11,7 @@ extern "C" __global__ void copy_heads(float* packed, float* apart, int B, int T,
   else apart[i] = packed[at];
 }
 
-// `width` columns of wide: [rows, pitch], from column `first` on, and alone: [rows, width]; back: from alone to wide.
+// Copy `width` columns of wide: [rows, pitch], from column `first` on, to alone: [rows, width]; back: the reverse.
 extern "C" __global__ void copy_columns(float* wide, float* alone, int rows, int width, int pitch, int first, int back) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= rows * width) return;

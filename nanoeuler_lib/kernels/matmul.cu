@@ -1,7 +1,7 @@
-// C = A B in float32, every sum in the order of K. A: [M, K]; B: [K, N]; C: [M, N], any sizes from 1 on. Chapter 25.
+// C = A B in float32; every sum is in the order of K. A: [M, K]; B: [K, N]; C: [M, N]; all sizes from 1. Chapter 25.
 #include <matmul.cuh>
 
-// Begin to copy a tile, if there is one: `deep` numbers along K are left.
+// Start to copy the next tile if `deep`, the remaining numbers along K, is positive.
 template <bool INSIDE>
 __device__ __forceinline__ void ask(Tile& to, const float* a, const float* b, int N, int K, int high, int wide,
                                     int deep) {
@@ -11,8 +11,8 @@ __device__ __forceinline__ void ask(Tile& to, const float* a, const float* b, in
   copy_async_commit();
 }
 
-// One tile of C. a, b, c: its first row of A, first column of B, first number of C; high, wide: rows of A and columns of B
-// from there on. While one of the two tiles in shared memory is multiplied, the other is on its way.
+// Compute one tile of C. a, b, c: its first row of A, first column of B and first number of C; high, wide: the rows of
+// A and columns of B from there on. While one of the two tiles in shared memory is multiplied, the other one is copied.
 template <bool INSIDE>
 __device__ __forceinline__ void make_tile(Tile* tiles, const float* a, const float* b, float* c, int N, int K, int high,
                                           int wide) {
@@ -23,7 +23,7 @@ __device__ __forceinline__ void make_tile(Tile* tiles, const float* a, const flo
   ask<INSIDE>(tiles[0], a, b, N, K, high, wide, K);
   for (int k = 0, now = 0; k < K; k += BK, now = 1 - now) {
     copy_async_wait<0>();
-    __syncthreads();  // this tile is complete, and nobody reads the one before it any more
+    __syncthreads();  // this tile is complete, and no thread reads the last one any more
     a += BK, b += (size_t)BK * N;
     ask<INSIDE>(tiles[1 - now], a, b, N, K, high, wide, K - k - BK);
     multiply_tile(sum, tiles[now], row, column);
@@ -31,7 +31,7 @@ __device__ __forceinline__ void make_tile(Tile* tiles, const float* a, const flo
   write_sums<INSIDE>(c, sum, N, high, wide, row, column);
 }
 
-// Launch THREADS threads a block, 256 as it stands, and a block for each tile of BM x BN, 128 x 128: columns along x.
+// C = A B. Launch blocks of THREADS threads (256), one for each tile of BM x BN (128 x 128), with columns along x.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 matmul(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ c, int M, int N, int K) {
   __shared__ __align__(16) Tile tiles[2];

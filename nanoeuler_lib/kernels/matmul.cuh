@@ -1,9 +1,9 @@
-// matmul.cuh: a product of float32 matrices, a tile at a time: C = A B with A: [M, K], B: [K, N]. Chapter 25.
+// matmul.cuh: the parts of a tiled product of float32 matrices, C = A B with A: [M, K], B: [K, N]. Chapter 25.
 #pragma once
 #include <nanoeuler.cuh>
 
-// A block makes BM x BN numbers of C, in steps of BK along K. Each of its warps makes WARP_M x WARP_N of them, and each of
-// a warp's LANES_M x LANES_N lanes ROWS x COLUMNS: pieces of 4 x 4, with the other lanes' pieces between them.
+// A block computes BM x BN numbers of C, in steps of BK along K, and each warp WARP_M x WARP_N of them. A warp has
+// LANES_M x LANES_N lanes. Each computes ROWS x COLUMNS numbers, in pieces of 4 x 4, with other lanes' pieces between.
 #ifndef BM
 #define BM 128
 #define BN 128
@@ -18,11 +18,11 @@
 #define THREADS (32 * (BM / WARP_M) * (BN / WARP_N))
 
 struct Tile {
-  float a[BK][BM + 4];  // transposed: the numbers of one k lie side by side; 4 more, so that few writes meet in a bank
+  float a[BK][BM + 4];  // transposed: the numbers of one k are adjacent; 4 more to avoid most bank conflicts of writes
   float b[BK][BN];
 };
 
-// Begin to copy a tile of which nothing lies outside the matrices, with the rows of B at multiples of 16 bytes. a, b: the
+// Start to copy a tile that lies completely inside the matrices; the rows of B must be aligned to 16 bytes. a, b: the
 // tile's first numbers; N, K: columns of B and of A.
 __device__ __forceinline__ void copy_tile(Tile& to, const float* a, const float* b, int N, int K) {
   int t = threadIdx.x, k = t % BK, row = t / BK, column = t % (BN / 4) * 4, down = t / (BN / 4);
@@ -33,8 +33,8 @@ __device__ __forceinline__ void copy_tile(Tile& to, const float* a, const float*
     copy_async<16>(&to.b[down + i][column], b + (size_t)(down + i) * N + column);
 }
 
-// The same for any tile. From its first numbers on there are `high` rows of A, `wide` columns of B and `deep` of their K;
-// what lies beyond becomes 0.
+// The same for a tile that may cross the edges. `high` rows of A, `wide` columns of B and `deep` numbers along K remain
+// from the tile's first numbers on; everything beyond them becomes 0.
 __device__ __forceinline__ void copy_ragged_tile(Tile& to, const float* a, const float* b, int N, int K, int high,
                                                  int wide, int deep) {
   int k = threadIdx.x % BK, column = threadIdx.x % BN;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void load_four(float* to, const float* from) {
   to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-// sum += this thread's part of the tile's product. row, column: where in the tile its first piece lies.
+// sum += this thread's part of the tile's product. row, column: the position of its first piece in the tile.
 __device__ __forceinline__ void multiply_tile(float (&sum)[ROWS][COLUMNS], const Tile& tile, int row, int column) {
 #pragma unroll
   for (int k = 0; k < BK; k++) {
@@ -65,14 +65,14 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[ROWS][COLUMNS], const
     for (int i = 0; i < ROWS; i++)
 #pragma unroll
       for (int step = 0; step < COLUMNS; step++) {
-        int j = i % 2 ? COLUMNS - 1 - step : step;  // there and back: each product shares a factor with the last one
+        int j = i % 2 ? COLUMNS - 1 - step : step;  // back and forth, so each product shares a factor with the last one
         sum[i][j] += a[i] * b[j];
       }
   }
 }
 
-// Write the sums to C, of which `high` rows and `wide` columns are there from the tile's first number c on. INSIDE: all
-// of the tile, by fours.
+// Write the sums to C. From the tile's first number c on, `high` rows and `wide` columns remain. INSIDE: the whole tile
+// lies inside C and is written four numbers at a time.
 template <bool INSIDE>
 __device__ __forceinline__ void write_sums(float* c, const float (&sum)[ROWS][COLUMNS], int N, int high, int wide,
                                            int row, int column) {

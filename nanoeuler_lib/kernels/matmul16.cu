@@ -1,11 +1,11 @@
-// c = a b^T on tensor cores: y = x W^T of a linear layer whose weights lie by outputs. Chapter 26.
-// a: [M, K]; b: [N, K]; c: [M, N], of T = __nv_bfloat16 or __half, or of float, which is multiplied as TF32 (10 bits
-// behind the point, rounded to the nearest). All sums are float; c is of `Out`: float, or T, rounded once. Any M and N;
-// a row of a and b is a multiple of 16 bytes, and so are the places where a and b begin.
+// c = a b^T on tensor cores: y = x W^T of a linear layer with weights [outputs, inputs]. Chapter 26. a: [M, K]; b: [N,
+// K]; c: [M, N]. T, the type of a and b, is __nv_bfloat16, __half, or float, which is rounded to TF32 (10 mantissa
+// bits). Sums are float. Out, the type of c, is float or T, rounded once. M and N are arbitrary; rows of a and b must
+// be multiples of 16 bytes, and both arrays aligned to 16 bytes.
 //
 // matmul16_plain   fragments gathered number by number from padded rows
 // matmul16         swizzled tiles, ldmatrix, asynchronous copies STAGES - 1 tiles ahead
-// matmul16_wgmma   for 9.0: a warp copies by TMA, two warpgroups multiply by wgmma; elsewhere its twin, for the checker
+// matmul16_wgmma   for sm_90a: TMA copies, two warpgroups multiply by wgmma; elsewhere an emulation, for the checker
 //
 // cuda/matmul16.py launches them.
 #include <cuda_bf16.h>
@@ -14,12 +14,12 @@
 #include <named_barrier.cuh>
 #include <nanoeuler.cuh>
 
-#define ROW 128  // bytes of a row of a tile: 64 numbers of 16 bits, 32 of TF32
+#define ROW 128  // bytes per row of a tile: 64 numbers of 16 bits, or 32 of TF32
 #ifndef DEEP
-#define DEEP 8  // tiles of a column that follow one another, so that they find the rows of b in the L2 cache
+#define DEEP 8  // tiles of a column that run one after another, so that their rows of b stay in the L2 cache
 #endif
 
-// ---- what all of them need
+// ---- helpers of all versions
 
 template <class T> struct Multiplied { typedef T type; };
 template <> struct Multiplied<float> { typedef tf32 type; };
@@ -33,7 +33,7 @@ __device__ __forceinline__ void put_pair(__nv_bfloat16* to, float x, float y) {
 }
 __device__ __forceinline__ void put_pair(__half* to, float x, float y) { *(__half2*)to = __floats2half2_rn(x, y); }
 
-// Two neighbours of a row, as far as they lie inside c. (Rows of an odd length do not begin where a pair may.)
+// Store two neighbours of a row, if inside c. (If N is odd, pairs are not aligned, so single numbers are written.)
 template <class Out>
 __device__ __forceinline__ void store_pair(Out* c, int row, int column, int M, int N, float x, float y) {
   if (row >= M || column >= N) return;
@@ -46,7 +46,7 @@ __device__ __forceinline__ void store_pair(Out* c, int row, int column, int M, i
   }
 }
 
-// Word i of lane q of four neighbours becomes word q of lane i: each exchange turns blocks of 2 x 2.
+// Transpose 4 x 4 words among four neighbouring lanes (word i of lane q <-> word q of lane i) by swaps in 2 x 2 blocks.
 __device__ __forceinline__ void turn(unsigned* word) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
@@ -58,8 +58,8 @@ __device__ __forceinline__ void turn(unsigned* word) {
   }
 }
 
-// 32 columns of a row, which four lanes hold as mma leaves them: x[4 i] and x[4 i + 1] are columns 8 i + 2 (lane % 4)
-// and the next. Numbers of 16 bits change lanes first, so that each writes 16 bytes, and two fill a sector.
+// Store 32 columns of a row, held by four lanes as mma leaves them: x[4 i] and x[4 i + 1] are columns 8 i + 2 (lane %
+// 4) and the next. 16-bit numbers are exchanged first, so that each lane writes 16 bytes and two lanes fill a sector.
 template <class Out>
 __device__ __forceinline__ void store_strip(Out* c, int row, int column, int M, int N, const float* x) {
   int quarter = threadIdx.x % 4;
@@ -77,15 +77,15 @@ __device__ __forceinline__ void store_strip(Out* c, int row, int column, int M, 
 }
 
 template <class T> __device__ __forceinline__ void expect_whole_pieces(const T* a, const T* b, int K) {
-  if (K * sizeof(T) % 16) __trap();  // a row of a and b is a multiple of 16 bytes
-  if ((size_t)a % 16 || (size_t)b % 16) __trap();  // a and b begin at multiples of 16 bytes
+  if (K * sizeof(T) % 16) __trap();  // rows of a and b must be multiples of 16 bytes
+  if ((size_t)a % 16 || (size_t)b % 16) __trap();  // a and b must be aligned to 16 bytes
 }
 
-// ---- v1: as the PTX ISA draws the fragments
+// ---- v1: fragments as the figures of the PTX ISA show them
 
-#define PAD 40  // numbers from one row of a tile to the next: 20 words, so that 8 rows of 4 words lie in 32 banks
+#define PAD 40  // numbers from one row of a tile to the next: 20 words, so that 8 rows of 4 words are in 32 banks
 
-// Blocks of 128 threads, one for each tile of 64 x 64, tiles of a row along x: four warps, 32 x 32 of it each.
+// Launch blocks of 128 threads, one per tile of 64 x 64, tiles of a row along x. Each of the four warps takes 32 x 32.
 template <class T, class Out> __global__ void __launch_bounds__(128)
 matmul16_plain(const T* __restrict__ a, const T* __restrict__ b, Out* __restrict__ c, int M, int N, int K) {
   __shared__ __align__(16) T as[64][PAD], bs[64][PAD];
@@ -108,7 +108,7 @@ matmul16_plain(const T* __restrict__ a, const T* __restrict__ b, Out* __restrict
     for (int j = 0; j < 32; j += 16) {
       unsigned fa[2][4], fb[4][2];
 #pragma unroll
-      for (int i = 0; i < 8; i++)  // two neighbours of a row are one register
+      for (int i = 0; i < 8; i++)  // two neighbours of a row form one register
         fa[i / 4][i % 4] =
             *(unsigned*)&as[top + i / 4 * 16 + lane / 4 + 8 * (i % 2)][j + 2 * (lane % 4) + 8 * (i / 2 % 2)];
 #pragma unroll
@@ -128,20 +128,20 @@ matmul16_plain(const T* __restrict__ a, const T* __restrict__ b, Out* __restrict
 
 // ---- v2: swizzled tiles, ldmatrix, a pipeline of copies
 
-// Where piece c, of 16 bytes, of a tile's row lies: eight rows of one column, which ldmatrix reads together, and eight
-// pieces of one row, which a copy writes, both lie in all 32 banks.
+// The address of piece c (16 bytes) of a tile's row. Pieces of the same column in eight rows, which ldmatrix reads
+// together, and eight pieces of one row, which a copy writes, are each in all 32 banks.
 __device__ __forceinline__ unsigned char* piece(unsigned char* tile, int row, int c) {
   return tile + row * ROW + ((c ^ row % 8) << 4);
 }
 
-// Part `part` of PARTS of the copy of a tile of ROWS rows: eight threads a row. from: where this thread's first piece
-// is, in row `row` and column `column` of a matrix of `rows` rows and K columns; it moves on. Zeros beyond the edges.
+// Copy part `part` of PARTS of a tile of ROWS rows, eight threads per row. from: this thread's first piece, in row
+// `row` and column `column` of a matrix of `rows` rows and K columns; the function advances it. Zeros beyond the edges.
 template <int ROWS, int THREADS, int PARTS, class T>
 __device__ __forceinline__ void copy_rows(unsigned char* tile, const T*& from, int row, int rows, int column, int K,
                                           int part) {
   static_assert(THREADS % 64 == 0 && ROWS / PARTS % (THREADS / 8) == 0, "whole rows, 8 or more at a time");
   size_t stride = (size_t)THREADS / 8 * K;
-  unsigned char* to = piece(tile, threadIdx.x % THREADS / 8, threadIdx.x % 8);  // 8 rows on, c ^ row % 8 is the same
+  unsigned char* to = piece(tile, threadIdx.x % THREADS / 8, threadIdx.x % 8);  // c ^ row % 8 repeats every 8 rows
 #pragma unroll
   for (int r = part * ROWS / PARTS; r < (part + 1) * ROWS / PARTS; r += THREADS / 8) {
     int given = row + r < rows && column < K ? 16 : 0;
@@ -150,14 +150,14 @@ __device__ __forceinline__ void copy_rows(unsigned char* tile, const T*& from, i
   }
 }
 
-// The first row and column of tile `number`: DEEP tiles downwards, then the next column of tiles.
+// The first row and column of tile `number`. Tiles are numbered in strips: DEEP tiles down, then the next column.
 template <int BM, int BN> __device__ __forceinline__ int2 tile_at(int number, int M, int N) {
   int down = (M + BM - 1) / BM, across = (N + BN - 1) / BN;
   int first = number / (DEEP * across) * DEEP, height = min(DEEP, down - first), inside = number % (DEEP * across);
   return make_int2((first + inside % height) * BM, inside / height * BN);
 }
 
-// What a warp multiplies at a time: 64 rows of a, 64 of b, 32 bytes of each.
+// The operands of one step of a warp: 64 rows of a and 64 of b, 32 bytes of each row.
 struct Fragments {
   unsigned a[4][4], b[16];
 };
@@ -173,9 +173,9 @@ __device__ __forceinline__ void load_fragments(Fragments& f, unsigned char* tile
   }
 }
 
-// sum += the product of the fragments: 4 x 8 parts of 16 x 8.
+// sum += the product of the fragments, as 4 x 8 blocks of 16 x 8.
 template <class T> __device__ __forceinline__ void multiply_fragments(float (*sum)[8][4], Fragments& f) {
-  if (sizeof(T) == 4)  // here and not when they are loaded, or each load would be waited for at once
+  if (sizeof(T) == 4)  // rounding right after the load would wait for each load
 #pragma unroll
     for (int i = 0; i < 16; i++) {
       f.a[i / 4][i % 4] = to_tf32(__uint_as_float(f.a[i / 4][i % 4]));
@@ -185,8 +185,8 @@ template <class T> __device__ __forceinline__ void multiply_fragments(float (*su
   for (int i = 0; i < 32; i++) mma<typename Multiplied<T>::type>(sum[i / 8][i % 8], f.a[i / 8], &f.b[i % 8 * 2]);
 }
 
-// Blocks of a warp for each 64 x 64 of a tile of BM x BN; one block for each tile, along x; shared_mem: STAGES of
-// (BM + BN) * ROW bytes.
+// Launch one block per tile of BM x BN, along x, with one warp for each 64 x 64 of the tile, and STAGES * (BM + BN) *
+// ROW bytes of shared memory.
 template <class T, class Out, int BM, int BN, int STAGES>
 __global__ void __launch_bounds__(BM / 64 * (BN / 64) * 32)
 matmul16(const T* __restrict__ a, const T* __restrict__ b, Out* __restrict__ c, int M, int N, int K) {
@@ -196,21 +196,21 @@ matmul16(const T* __restrict__ a, const T* __restrict__ b, Out* __restrict__ c, 
   int2 at = tile_at<BM, BN>(blockIdx.x, M, N);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, top = warp / (BN / 64) * 64, left = warp % (BN / 64) * 64;
   int steps = (K + WIDTH - 1) / WIDTH;
-  int row = threadIdx.x / 8, column = threadIdx.x % 8 * 16 / (int)sizeof(T);  // of this thread's first piece
+  int row = threadIdx.x / 8, column = threadIdx.x % 8 * 16 / (int)sizeof(T);  // place of this thread's first piece
   const T *from_a = a + (size_t)(at.x + row) * K + column, *from_b = b + (size_t)(at.y + row) * K + column;
-  auto copy = [&](int step, int stage, int part) {  // beyond the last step zeros, so that the count of groups stays
+  auto copy = [&](int step, int stage, int part) {  // zeros after the last step keep the number of groups constant
     int k = column + step * WIDTH;
     copy_rows<BM, THREADS, 4>(stages + stage, from_a, at.x + row, M, k, K, part);
     copy_rows<BN, THREADS, 4>(stages + stage + BM * ROW, from_b, at.y + row, N, k, K, part);
     if (part < 3) return;
     copy_async_commit();
-    from_a += WIDTH - (long long)BM * K;  // to the next columns, from the first row
+    from_a += WIDTH - (long long)BM * K;  // to the next columns of the first row
     from_b += WIDTH - (long long)BN * K;
   };
   float sum[4][8][4] = {};
   Fragments f[2];  // one is multiplied while the other is loaded
   unsigned char *rows_a = stages + top * ROW, *rows_b = stages + (BM + left) * ROW;
-  int read = 0, written = (STAGES - 1) * STAGE;  // where these stages begin
+  int read = 0, written = (STAGES - 1) * STAGE;  // offsets of the stages that are read and written
   for (int i = 0; i < 4 * (STAGES - 1); i++) copy(i / 4, i / 4 * STAGE, i % 4);
   copy_async_wait<STAGES - 2>();
   __syncthreads();
@@ -220,7 +220,7 @@ matmul16(const T* __restrict__ a, const T* __restrict__ b, Out* __restrict__ c, 
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       copy(step + STAGES - 1, written, j);  // a quarter at a time, between the products
-      if (j == 3) {  // the next stage has come, and this one is read to its end
+      if (j == 3) {  // wait until the next stage has arrived and all threads have read this one
         copy_async_wait<STAGES - 2>();
         __syncthreads();
         written = read;
@@ -230,7 +230,7 @@ matmul16(const T* __restrict__ a, const T* __restrict__ b, Out* __restrict__ c, 
       multiply_fragments<T>(sum, f[j % 2]);
     }
   }
-  copy_async_wait<0>();  // for the zeros behind the last step, too
+  copy_async_wait<0>();  // for the zeros after the last step as well
 #pragma unroll
   for (int i = 0; i < 16; i++) {
     int down = i / 4, half = i / 2 % 2, strip = i % 2;
@@ -241,14 +241,14 @@ matmul16(const T* __restrict__ a, const T* __restrict__ b, Out* __restrict__ c, 
 
 // ---- v3: a warpgroup that copies and two that multiply, 64 rows of a tile of 128 x BN each
 
-// Stage by stage, these pass the tiles from one to the others. Each has two bodies: for 9.0a, and as its twin, in which
-// named barriers take the place of those in shared memory, all copying threads that of TMA, mma that of wgmma.
+// These functions pass the stages between the warpgroups. Each has two versions: for sm_90a, and an emulation, in which
+// named barriers replace those in shared memory, copies by all threads replace TMA, and mma replaces wgmma.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 template <int STAGES> __device__ __forceinline__ void start(unsigned long long* filled, unsigned long long* emptied) {
   if (threadIdx.x < STAGES) {
     mbarrier_init(&filled[threadIdx.x], 1);
-    mbarrier_init(&emptied[threadIdx.x], 8);  // a lane of each warp that multiplies
+    mbarrier_init(&emptied[threadIdx.x], 8);  // one lane of each multiplying warp arrives
   }
   fence_async();
   __syncthreads();
@@ -260,7 +260,7 @@ template <int STAGES> __device__ __forceinline__ void tell_emptied(unsigned long
   if (threadIdx.x % 32 == 0) mbarrier_arrive(&emptied[step % STAGES]);
 }
 
-// One thread of the warpgroup fills a stage, as soon as what it held `STAGES` steps before is no longer needed.
+// One thread of the copying warpgroup fills a stage once its contents of `STAGES` steps ago are no longer needed.
 template <class T, int BN, int STAGES>
 __device__ __forceinline__ void fill(unsigned char* stage, unsigned long long* filled, unsigned long long* emptied,
                                      int step, const TensorMap& map_a, const TensorMap& map_b, const T*, const T*,
@@ -273,7 +273,7 @@ __device__ __forceinline__ void fill(unsigned char* stage, unsigned long long* f
   copy_tile(stage + 128 * ROW, &map_b, k, at.y, now);
 }
 
-// sum += the 64 rows at tile_a times the BN rows at tile_b; asynchronously, until wait_products.
+// sum += 64 rows at tile_a times BN rows at tile_b, asynchronously; wait_products waits for the result.
 template <class T, int BN>
 __device__ __forceinline__ void multiply(float* sum, unsigned char* tile_a, unsigned char* tile_b) {
   unsigned long long x = wgmma_tile(tile_a), y = wgmma_tile(tile_b);
@@ -331,8 +331,8 @@ template <int GROUPS> __device__ __forceinline__ void wait_products() {}
 
 #endif
 
-// Blocks of 384 threads along x, as many as the card has processors or fewer: each takes tile after tile. map_a, map_b:
-// a in boxes of 128 rows of ROW bytes, b in boxes of BN; shared_mem: STAGES, at most 7, of (128 + BN) * ROW bytes.
+// Launch at most one block of 384 threads per multiprocessor; each computes tile after tile. map_a: a in boxes of 128
+// rows of ROW bytes; map_b: b in boxes of BN rows. Shared memory: STAGES (at most 7) * (128 + BN) * ROW bytes.
 template <class T, class Out, int BN, int STAGES>
 __global__ void __launch_bounds__(384)
 matmul16_wgmma(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
@@ -342,7 +342,7 @@ matmul16_wgmma(const __grid_constant__ TensorMap map_a, const __grid_constant__ 
   __shared__ unsigned long long filled[STAGES], emptied[STAGES];
   expect_whole_pieces(a, b, K);
   int group = threadIdx.x / 128, tiles = (M + 127) / 128 * ((N + BN - 1) / BN);
-  int step = 0;  // of this block, over all its tiles
+  int step = 0;  // counts this block's steps over all its tiles
   start<STAGES>(filled, emptied);
   if (group == 0) {
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -358,7 +358,7 @@ matmul16_wgmma(const __grid_constant__ TensorMap map_a, const __grid_constant__ 
       unsigned char* stage = stages + step % STAGES * STAGE;
       wait_filled<STAGES>(filled, step);
       multiply<T, BN>(sum, stage + (group - 1) * 64 * ROW, stage + 128 * ROW);
-      wait_products<1>();  // of the step before, whose stage may be filled anew
+      wait_products<1>();  // wait for the previous step, whose stage may then be filled again
       if (k > 0) tell_emptied<STAGES>(emptied, step - 1);
     }
     wait_products<0>();

@@ -1,14 +1,14 @@
-// What stands around the matrix products of a step of Muon, for n matrices of one shape. engine/program.py,
-// ops/reference.py; Jordan et al. 2024, Liu et al. 2025.
+// The elementwise kernels of a step of Muon, before and after its matrix products, for n matrices of the same shape.
+// engine/program.py, ops/reference.py; Jordan et al. 2024, Liu et al. 2025.
 //
-// Number: what the products multiply, float or __nv_bfloat16. A matrix has `fours` fours of four numbers, `width` in each of
-// its rows; in the flat arrays p, g, m and copy matrix blockIdx.y begins at four places[0] and its rows are places[1]
-// apart (joined matrices stand side by side); x and o hold the n matrices alone, one behind the other. places: [n, 2];
-// factor: [2] from `clip_factor`; if the norm in it is not finite nothing changes. Grid: [parts, n].
+// Number: the type that the products multiply, float or __nv_bfloat16. All lengths count float4: a matrix has `fours`,
+// each of its rows `width`. In the flat arrays p, g, m and copy, matrix blockIdx.y begins at places[.][0], and its rows
+// are places[.][1] apart (joined matrices share rows). x and o hold only the n matrices, one after another. places: [n,
+// 2]; factor: [2] from `clip_factor`; if the norm in it is not finite, nothing changes. Launch a grid of (parts, n).
 #include <fours.cuh>
 #include <reduce.cuh>
 
-// Where in the flat arrays four i of the block's matrix stands.
+// The index, in numbers, of float4 i of the block's matrix in the flat arrays.
 __device__ __forceinline__ size_t at(int i, const int* place, int width) {
   return 4 * (place[0] + (size_t)(i / width) * place[1] + i % width);
 }
@@ -17,12 +17,12 @@ __device__ __forceinline__ float4 mix(float s, float4 a, float t, float4 b) {
   return make_float4(s * a.x + t * b.x, s * a.y + t * b.y, s * a.z + t * b.z, s * a.w + t * b.w);
 }
 
-// m = beta m + g, with g clipped; part[matrix][block] = that block's share of ||u||^2, u = g + beta m. part: [n, parts].
-// Blocks are multiples of 32.
+// m = beta m + g with the clipped gradient g; part[matrix][block] = the block's part of ||u||^2 with u = g + beta m.
+// part: [n, parts]. Launch a multiple of 32 threads per block.
 extern "C" __global__ void muon_momentum(const float* __restrict__ g, float* __restrict__ m,
                                          const float* __restrict__ factor, float* __restrict__ part,
                                          const int* __restrict__ places, int fours, int width, float beta) {
-  if (!(factor[1] <= 3.4e38f)) return;  // infinite, or not a number
+  if (!(factor[1] <= 3.4e38f)) return;  // the norm is infinite or NaN
   const int* place = places + 2 * blockIdx.y;
   float sum = 0;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += gridDim.x * blockDim.x) {
@@ -36,7 +36,7 @@ extern "C" __global__ void muon_momentum(const float* __restrict__ g, float* __r
   if (threadIdx.x == 0) part[gridDim.x * blockIdx.y + blockIdx.x] = sum;
 }
 
-// x = u / ||u||, behind `muon_momentum` with the same grid; a norm below `smallest` is taken to be that.
+// x = u / max(||u||, smallest). Launch after `muon_momentum` with the same grid.
 template <class Number>
 __global__ void muon_direction(const float* __restrict__ g, const float* __restrict__ m,
                                const float* __restrict__ factor, const float* __restrict__ part,
@@ -54,7 +54,7 @@ __global__ void muon_direction(const float* __restrict__ g, const float* __restr
   }
 }
 
-// p -= rate (length o + decay p), and, where Number is not float, copy = p. step[0]: the rate.
+// p -= rate (length o + decay p), with the learning rate in step[0]; and copy = p if Number is not float.
 template <class Number>
 __global__ void muon_move(float* p, const Number* __restrict__ o, Number* copy, const float* __restrict__ factor,
                           const float* __restrict__ step, const int* __restrict__ places, int fours, int width,

@@ -1,19 +1,19 @@
-// RMSNorm: y = x / sqrt(mean(x^2) + eps) * gain, a row of D numbers at a time. ops/reference.py, chapters 08 and 24.
-// Blocks are one-dimensional, their size a multiple of 32 up to 512, and D at most KEEP times it: each thread reads its
-// share of a row once, all loads on their way together, and keeps it in registers until the sum over the row is known.
-// (With 1024 threads a block, registers for KEEP numbers and more would be too few: 64 a thread.)
+// RMSNorm of rows of D numbers: y = x / sqrt(mean(x^2) + eps) * gain. ops/reference.py, chapters 08 and 24. Blocks are
+// one-dimensional, with a multiple of 32 threads, at most 512, and D is at most KEEP times as many. Each thread reads
+// its part of a row once, with all loads in flight together, and keeps it in registers until the sum over the row is
+// known. (With 1024 threads per block, a thread would have only 64 registers, too few for KEEP numbers.)
 #include <reduce.cuh>
 
 #ifndef KEEP
 #define KEEP 8
 #endif
 
-// A row wider than the block can keep would be normed in part, without a word: stop there.
+// Stop if a row does not fit into the block's registers; otherwise only part of it would be normalised, unnoticed.
 __device__ __forceinline__ void expect_fit(int D) {
   if (D > KEEP * (int)blockDim.x) __trap();  // a row is wider than the block can keep
 }
 
-// x, y: [gridDim.x, D]; gain: [D]; rstd: [gridDim.x], kept for the backward pass. One block a row.
+// y = rmsnorm(x). x, y: [gridDim.x, D]; gain: [D]; rstd: [gridDim.x], kept for the backward pass. One block per row.
 extern "C" __global__ void __launch_bounds__(512)
 rmsnorm_forward(const float* __restrict__ x, const float* __restrict__ gain, float* __restrict__ y,
                 float* __restrict__ rstd, int D, float eps) {
@@ -36,7 +36,7 @@ rmsnorm_forward(const float* __restrict__ x, const float* __restrict__ gain, flo
   if (threadIdx.x == 0) rstd[blockIdx.x] = r;
 }
 
-// x += delta, the residual connection, and then y = rmsnorm(x), with one read of x less than two kernels.
+// x += delta (the residual connection), then y = rmsnorm(x). This reads x once less than two kernels would.
 extern "C" __global__ void __launch_bounds__(512)
 add_rmsnorm_forward(float* __restrict__ x, const float* __restrict__ delta, const float* __restrict__ gain,
                     float* __restrict__ y, float* __restrict__ rstd, int D, float eps) {
@@ -63,15 +63,15 @@ add_rmsnorm_forward(float* __restrict__ x, const float* __restrict__ delta, cons
   if (threadIdx.x == 0) rstd[blockIdx.x] = r;
 }
 
-// dx += the gradient through the norm: dx holds what arrives past the norm, through the residual connection.
-// dgain_part: [gridDim.x, D], each block's share of dgain over the rows it takes; `column_sums` adds the shares.
-// dy, x, dx: [rows, D]. Any number of blocks up to rows.
+// dx += the gradient through the norm; dx already holds the gradient through the residual connection. dy, x, dx: [rows,
+// D]; dgain_part: [gridDim.x, D], each block's part of dgain, summed over its rows; `column_sums` adds the parts.
+// Launch any number of blocks up to rows.
 extern "C" __global__ void __launch_bounds__(512)
 rmsnorm_backward(const float* __restrict__ dy, const float* __restrict__ x, const float* __restrict__ gain,
                  const float* __restrict__ rstd, float* __restrict__ dx, float* __restrict__ dgain_part, int rows,
                  int D) {
   expect_fit(D);
-  float share[KEEP], g[KEEP];  // g: the gain, the same for every row
+  float share[KEEP], g[KEEP];  // share: this block's part of dgain; g: the gain
 #pragma unroll
   for (int k = 0; k < KEEP; k++) {
     int i = threadIdx.x + k * blockDim.x;

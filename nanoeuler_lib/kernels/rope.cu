@@ -1,10 +1,10 @@
-// Rotary position embedding, half-split: the pair (x[j], x[j + C/2]) of a vector at position t turns by the angle whose
-// cosine and sine stand at [t, j]. x, y, dx, dy: [vectors, C], position = vector % T; cosine, sine: [T, C/2].
-// ops/reference.py, chapter 07. One pair a thread: launch at least vectors * C/2 of them, fewer than 2^31.
+// Rotary position embedding (RoPE), half-split: rotate each pair (x[j], x[j + C/2]) of a vector at position t by the
+// angle with cosine[t, j] and sine[t, j]. x, y, dx, dy: [vectors, C], position = vector % T; cosine, sine: [T, C/2].
+// ops/reference.py, chapter 07. Each thread handles one pair: launch at least vectors * C/2 threads, fewer than 2^31.
 
 __device__ __forceinline__ void turn(const float* x, const float* cosine, const float* sine, float* y,
                                      int vectors, int T, int C, float direction) {
-  if (C % 2) __trap();  // a vector is pairs: C is even
+  if (C % 2) __trap();  // C must be even, because a vector consists of pairs
   int pair = blockIdx.x * blockDim.x + threadIdx.x, half = C / 2;
   int vector = pair / half, j = pair % half, angle = vector % T * half + j;
   if (vector >= vectors) return;
@@ -15,7 +15,7 @@ __device__ __forceinline__ void turn(const float* x, const float* cosine, const 
   y[first + half] = x1 * s + x2 * c;
 }
 
-// y may be x: a thread reads both numbers of its pair before it writes them.
+// y may be the same array as x, because a thread reads both numbers of its pair before it writes them.
 extern "C" __global__ void rope_forward(const float* x, const float* __restrict__ cosine,
                                         const float* __restrict__ sine, float* y, int vectors, int T, int C) {
   turn(x, cosine, sine, y, vectors, T, C, 1.0f);
@@ -23,21 +23,21 @@ extern "C" __global__ void rope_forward(const float* x, const float* __restrict_
 
 extern "C" __global__ void rope_backward(const float* dy, const float* __restrict__ cosine,
                                          const float* __restrict__ sine, float* dx, int vectors, int T, int C) {
-  turn(dy, cosine, sine, dx, vectors, T, C, -1.0f);  // the transpose of a rotation turns back
+  turn(dy, cosine, sine, dx, vectors, T, C, -1.0f);  // the transpose of a rotation is its inverse
 }
 
-// The same for many heads, with one kernel for both directions (1 forward, -1 backward), by fours and without a division:
-// a thread has four pairs of one position, and keeps their cosines and sines while it goes from text to text.
-// x, y: [texts, T, pitch], where the first gridDim.y * C numbers of a position are its heads, one behind the other, and
-// the rest is left alone: pitch is heads * C or more, and [texts, heads, T, C] is heads times as many texts with one
-// head each. C is a multiple of 8 and pitch of 4, arrays start at multiples of 16 bytes; y may be x.
-// Launch blocks of (C / 8, any), blocks along x that have T threads along y together, one along y for each head, any
-// number up to `texts` along z.
+// The same for many heads and both directions (1 forward, -1 backward), four pairs per thread and without a division. A
+// thread keeps the cosines and sines of its position while it goes from text to text. x, y: [texts, T, pitch]. The
+// first gridDim.y * C numbers of a position are its heads, one after another, so pitch is at least heads * C; the rest
+// is not touched. (Treat [texts, heads, T, C] as heads times as many texts with one head each.) C is a multiple of 8
+// and pitch of 4, arrays are aligned to 16 bytes; y may be the same array as x. Launch blocks of (C / 8, any height):
+// along x, enough blocks for T threads along y in total; along y, one block per head; along z, any number up to
+// `texts`.
 extern "C" __global__ void rope_wide(const float* x, const float* __restrict__ cosine,
                                      const float* __restrict__ sine, float* y, int texts, int T, int C, int pitch,
                                      float direction) {
-  if (C % 8 || pitch % 4 || 8 * blockDim.x != C) __trap();  // C = 8 * blockDim.x, and pitch a multiple of 4
-  if (((size_t)x | (size_t)cosine | (size_t)sine | (size_t)y) % 16) __trap();  // an array not at a multiple of 16 bytes
+  if (C % 8 || pitch % 4 || 8 * blockDim.x != C) __trap();  // C must be 8 * blockDim.x, and pitch a multiple of 4
+  if (((size_t)x | (size_t)cosine | (size_t)sine | (size_t)y) % 16) __trap();  // arrays must be aligned to 16 bytes
   int position = blockIdx.x * blockDim.y + threadIdx.y, half = C / 2, j = 4 * threadIdx.x;
   if (position >= T) return;
   float4 c = *(const float4*)(cosine + position * half + j), s = *(const float4*)(sine + position * half + j);

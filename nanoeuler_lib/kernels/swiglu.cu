@@ -1,8 +1,8 @@
-// SwiGLU: y = gate * sigmoid(gate) * up. All arrays: [n]. ops/reference.py, chapter 09. Any number of threads.
+// SwiGLU: y = gate * sigmoid(gate) * up. All arrays: [n]. ops/reference.py, chapter 09. Launch any number of threads.
 #include <wide.cuh>
 
 __device__ __forceinline__ float sigmoid(float x) {
-  return 1.0f / (1.0f + __expf(-x));  // exp may reach infinity; the sigmoid is then 0, as it should be
+  return 1.0f / (1.0f + __expf(-x));  // if exp overflows to infinity, the result is 0, which is correct
 }
 
 extern "C" __global__ void swiglu_forward(const float* __restrict__ gate, const float* __restrict__ up,
@@ -21,7 +21,7 @@ extern "C" __global__ void swiglu_backward(const float* __restrict__ dy, const f
   }
 }
 
-// The two again by fours, for speed: what is one element above is a function here.
+// Both kernels again, for speed with four elements at a time; the computation for one element is a function.
 
 __device__ __forceinline__ float glu(float gate, float up) { return gate * sigmoid(gate) * up; }
 

@@ -1,7 +1,7 @@
-// y = x transposed; x: [rows, columns], y: [columns, rows]. Its backward is itself. Chapter 23.
+// y = x transposed; x: [rows, columns], y: [columns, rows]. The backward pass is a transpose too. Chapter 23.
 
-// One element a thread. Neighbouring threads read neighbours, and write `rows` elements apart: one sector each.
-// Launch a thread for every element, columns along x.
+// One element per thread. Neighbouring threads read neighbouring elements but write elements `rows` apart, one sector
+// each. Launch one thread for each element, columns along x.
 extern "C" __global__ void
 transpose_plain(const float* __restrict__ x, float* __restrict__ y,
                 int rows, int columns) {
@@ -11,9 +11,9 @@ transpose_plain(const float* __restrict__ x, float* __restrict__ y,
     y[(size_t)column * rows + row] = x[(size_t)row * columns + column];
 }
 
-// Through a tile in shared memory, which is read by columns and written by rows: both sides of global memory see
-// neighbours. A row of the tile has 33 places, so that the 32 elements of a column lie in 32 banks.
-// Launch blocks of (32, any up to 32), one for each tile of 32 x 32, tiles of a row along x.
+// The same through a tile in shared memory, written by rows and read by columns, so that neighbouring threads access
+// neighbouring global memory both times. A row of the tile has 33 places, so a column's 32 elements are in 32 banks.
+// Launch blocks of (32, at most 32), one for each tile of 32 x 32, with tiles of a row along x.
 #define TILE 32
 extern "C" __global__ void transpose_tiled(const float* __restrict__ x, float* __restrict__ y, int rows, int columns) {
   __shared__ float tile[TILE][TILE + 1];
@@ -21,14 +21,14 @@ extern "C" __global__ void transpose_tiled(const float* __restrict__ x, float* _
   for (int j = threadIdx.y; j < TILE; j += blockDim.y)
     if (row0 + j < rows && column < columns) tile[j][threadIdx.x] = x[(size_t)(row0 + j) * columns + column];
   __syncthreads();
-  int row = row0 + threadIdx.x, column0 = blockIdx.x * TILE;  // now the threads of a warp lie along y's rows
+  int row = row0 + threadIdx.x, column0 = blockIdx.x * TILE;  // now a warp runs along a row of y
   for (int j = threadIdx.y; j < TILE; j += blockDim.y)
     if (row < rows && column0 + j < columns) y[(size_t)(column0 + j) * rows + row] = tile[threadIdx.x][j];
 }
 
-// The same in tiles of 64 x 64: each thread has all its loads, SIDE / 32 * SIDE / HEIGHT, on their way together, which
-// takes a height that the compiler knows. A row of a tile is 256 bytes on both sides.
-// Launch blocks of (32, HEIGHT), one for each tile of SIDE x SIDE, tiles of a row along x.
+// The same in tiles of 64 x 64. Each thread has all its loads, SIDE / 32 * SIDE / HEIGHT, in flight together, so the
+// compiler must know the block's height. A row of a tile is 256 bytes, both for reading and writing.
+// Launch blocks of (32, HEIGHT), one for each tile of SIDE x SIDE, with tiles of a row along x.
 #ifndef SIDE
 #define SIDE 64
 #endif
@@ -38,7 +38,7 @@ extern "C" __global__ void transpose_tiled(const float* __restrict__ x, float* _
 extern "C" __global__ void __launch_bounds__(32 * HEIGHT)
 transpose_wide(const float* __restrict__ x, float* __restrict__ y, int rows, int columns) {
   __shared__ float tile[SIDE][SIDE + 1];
-  if (blockDim.x != 32 || blockDim.y != HEIGHT) __trap();  // the block is 32 x HEIGHT
+  if (blockDim.x != 32 || blockDim.y != HEIGHT) __trap();  // the block must be 32 x HEIGHT
   int row0 = blockIdx.y * SIDE, column0 = blockIdx.x * SIDE;
   float mine[SIDE / HEIGHT][SIDE / 32];
 #pragma unroll
@@ -56,7 +56,7 @@ transpose_wide(const float* __restrict__ x, float* __restrict__ y, int rows, int
 #pragma unroll
   for (int j = 0; j < SIDE / HEIGHT; j++)
 #pragma unroll
-    for (int k = 0; k < SIDE / 32; k++) {  // now a warp lies along y's rows
+    for (int k = 0; k < SIDE / 32; k++) {  // now a warp runs along a row of y
       int column = column0 + threadIdx.y + j * HEIGHT, row = row0 + threadIdx.x + 32 * k;
       if (row < rows && column < columns)
         y[(size_t)column * rows + row] = tile[threadIdx.x + 32 * k][threadIdx.y + j * HEIGHT];

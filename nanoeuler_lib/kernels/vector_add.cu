@@ -1,14 +1,14 @@
-// c = a + b. a, b, c: [n]. The gradient of c is that of a and of b: there is no backward kernel. Chapter 23.
+// c = a + b. a, b, c: [n]. The gradients of a and b equal that of c, so there is no backward kernel. Chapter 23.
 #include <wide.cuh>
 
-// One element a thread. Launch at least n threads.
+// One element per thread. Launch at least n threads.
 extern "C" __global__ void vector_add(const float* __restrict__ a, const float* __restrict__ b,
                                       float* __restrict__ c, int n) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < n) c[i] = a[i] + b[i];  // the last block may reach beyond the end
+  if (i < n) c[i] = a[i] + b[i];  // the last block may extend beyond the end
 }
 
-// The same by fours, for speed. Any number of threads.
+// The same, for speed with four elements at a time. Launch any number of threads.
 extern "C" __global__ void vector_add_wide(const float* __restrict__ a, const float* __restrict__ b,
                                            float* __restrict__ c, int n) {
   int me = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;

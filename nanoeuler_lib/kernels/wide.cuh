@@ -1,12 +1,12 @@
-// wide.cuh: 16 bytes at a time, where the arrays allow it.
+// wide.cuh: helpers for kernels that read and write 16 bytes at a time where the arrays' alignment allows it.
 #pragma once
 
-// How many float4 there are in the first n floats of each array; 0 if one of the arrays does not start at a multiple of
-// 16 bytes, as a view of another need not. A kernel takes these by fours and what is left, n in the second case, one by
-// one.
+// The number of whole float4 in the first n floats of each array, or 0 if an array is not aligned to 16 bytes, as a
+// view need not be. A kernel handles so many float4, then the remaining floats one by one; in the second case these are
+// all n floats, in the first at most three.
 __device__ __forceinline__ int whole_fours(int n, const void* a, const void* b = 0, const void* c = 0,
                                            const void* d = 0, const void* e = 0) {
-  if (n > 1 << 30) __trap();  // more than 2^30 floats: the kernels count in int
+  if (n > 1 << 30) __trap();  // n must be at most 2^30, because the kernels count in int
   size_t addresses = (size_t)a | (size_t)b | (size_t)c | (size_t)d | (size_t)e;
   return addresses % 16 == 0 ? n / 4 : 0;
 }

@@ -1,7 +1,9 @@
-"""The model on a CPU: parameters, plan, one straight line forward and back, optimisers, a step, a decoder.
+"""The model on a CPU: parameters, forward and backward pass, optimisers, training step, decoders, gradient check.
 
-`gpt.py` is that line. It calls composites (`ops`), which write into the buffers of a plan (`plan.py`); `step.py`
-spreads a step over cores; `gradcheck.py` asks whether each gradient is a slope. `gpt2.py` is the line of GPT-2.
+`gpt.py` contains the forward and backward pass. They call composites (`ops`), which write into the buffers of a plan
+(`plan.py`). `step.py` distributes a training step over cores, `optim.py` has the optimisers, `decoder.py` and
+`batch_decoder.py` read one token after another, `gradcheck.py` compares gradients with difference quotients, and
+`gpt2.py` is the model that GPT-2's weights need.
 """
 
 from nanoeuler_lib._moved import name_of

@@ -1,4 +1,4 @@
-"""Many continuations at a time, drawn from the model on a CPU, each with its log-probability. Chapter 22."""
+"""Sample many continuations at a time on a CPU, each with its log-probability. Used by GRPO; chapter 22."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,48 +11,46 @@ from nanoeuler_lib.ops import reference
 
 
 class BatchDecoder:
-    """The model one token after another for many sequences: several rows behind each of several prompts.
+    """Extend several rows after each of several prompts, one token at a time.
 
-    A prompt is read once, and its keys and values serve all its rows; prompts may differ in length. Rows that are done
-    are dropped (`keep`), so that nothing is computed for them. `logits()` of a row are those that `Decoder` gives for
-    prompt and row alone. Weights are folded as there: when they change, make a new one.
-
-    prompts: P sequences of token ids [T_p]; copies: rows of each; most: tokens that a row may get. Raises
-    NanoEulerError where a prompt is empty or has no room for them.
+    Each prompt is read once; all its rows use its keys and values. Finished rows can be dropped (`keep`). Each row gets
+    the logits that `Decoder` computes for its prompt and row; as there, make a new object when the model's weights have
+    changed. prompts: P sequences of token ids [T_p]; copies: rows per prompt; most: maximum number of tokens after a
+    prompt. Raises NanoEulerError if a prompt is empty or leaves no room for `most` tokens.
     """
 
     def __init__(self, model: Weights, prompts: Sequence[Sequence[int]], copies: int, most: int):
         one = Decoder(model)
         c = self.config = one.config
         self.one, self.fed, self.most = one, 0, most
-        self.rows = np.arange(len(prompts) * copies)  # which rows are still there: row r belongs to r // copies
+        self.rows = np.arange(len(prompts) * copies)  # remaining rows; row r belongs to prompt r // copies
         self.prompt = self.rows // copies
         self.lengths = np.array([len(ids) for ids in prompts])
-        self.caches, streams = [], []  # of each prompt, its keys and values by layer: [2G, T_p, C]
+        self.caches, streams = [], []  # for each prompt and layer, its keys and values [2G, T_p, C]
         for ids in prompts:
             check_room(c, most, ids)
             one.length = 0
             place = one.read(np.asarray(ids))[-1]
             streams.append(one.stream[place])
             self.caches.append([layer.cache[:, : len(ids)].copy() for layer in one.layers])
-        self.stream = np.repeat(np.array(streams), copies, axis=0)  # [R, D], normed but for the gain
+        self.stream = np.repeat(np.array(streams), copies, axis=0)  # [R, D], normed, without the gain
         shape = (len(self.rows), 2 * c.kv_heads, most, c.head_dim)
-        self.own = [np.empty(shape, self.stream.dtype) for _ in one.layers]  # keys and values behind the prompts
+        self.own = [np.empty(shape, self.stream.dtype) for _ in one.layers]  # keys and values after the prompts
 
     def logits(self) -> np.ndarray:
-        """Logits [R, V] of head 0 behind each row that is there."""
+        """Return the logits [R, V] of head 0 for the next token of each remaining row."""
         return self.stream @ self.one.heads
 
     def keep(self, chosen: np.ndarray) -> None:
-        """Drop the rows that are not chosen: booleans [R]."""
+        """Drop the rows that are not chosen. chosen: booleans [R] for the remaining rows."""
         if not chosen.all():
             self.rows, self.prompt, self.stream = self.rows[chosen], self.prompt[chosen], self.stream[chosen]
             self.own = [cache[chosen] for cache in self.own]
 
     def feed(self, tokens: np.ndarray) -> None:
-        """Append a token to each row that is there: [R]. Raises NanoEulerError when rows are full."""
+        """Append one token to each remaining row. tokens: ids [R]. Raises NanoEulerError if the rows are full."""
         if self.fed == self.most:
-            raise NanoEulerError(f"rows are full: expected at most {self.most} tokens behind a prompt")
+            raise NanoEulerError(f"rows must have at most {self.most} tokens after the prompt, got {self.most + 1}")
         c, one, R = self.config, self.one, len(self.rows)
         H, G, C = c.heads, c.kv_heads, c.head_dim
         turn = one.turn[self.lengths[self.prompt] + self.fed]  # [R, (H+G)C/2]
@@ -64,7 +62,7 @@ class BatchDecoder:
             qkv[:, : (H + G) * C].view(turn.dtype)[...] *= turn
             q = qkv[:, : H * C].reshape(R, G, H // G, C)
             own[:, :, self.fed] = qkv[:, H * C :].reshape(R, 2 * G, C)
-            scores = np.full((R, G, H // G, longest + end), -np.inf, x.dtype)  # a prompt's part, a row's own part
+            scores = np.full((R, G, H // G, longest + end), -np.inf, x.dtype)  # columns: the prompt, then the row
             for p, rows in groups:
                 keys = self.caches[p][i][:G]  # [G, T_p, C]
                 scores[rows, ..., : keys.shape[1]] = q[rows] @ keys.mT
@@ -83,7 +81,7 @@ class BatchDecoder:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A continuation: its tokens [n], the end marker among them if it came, and the log-probability of each [n]."""
+    """Hold a continuation: token ids [n], log-probabilities [n] in nats, and whether it reached the end marker."""
 
     ids: np.ndarray
     logps: np.ndarray
@@ -97,11 +95,10 @@ def sample_rows(
     end: int,
     draws: np.ndarray,
 ) -> list[Sampled]:
-    """Draw `copies` continuations of each prompt, at temperature 1 from all tokens: a list of P times copies.
+    """Sample `copies` continuations of each prompt at temperature 1 from all tokens. Returns P * copies of them.
 
-    A row ends with the token `end`, or has as many tokens as `draws`, [most, P copies], has rows: numbers drawn from 0
-    to 1, one for each token. The log-probabilities are those of the distribution that a token was drawn from, which is
-    the loss's own: no token is left out, and nothing is sharpened.
+    prompts: P sequences of token ids; end: token that ends a row; draws: uniform random numbers in [0, 1), [most, P *
+    copies]. No token is excluded, so the log-probabilities are exactly the model's. Chapter 22.
     """
     most = len(draws)
     decoder = BatchDecoder(model, prompts, copies, most)

@@ -1,4 +1,4 @@
-"""The model one token after another: a key/value cache, on a CPU. `generate` samples from what it says."""
+"""Decoding on a CPU: run the model token by token with a key/value cache. `generation.generate` samples from it."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from nanoeuler_lib.ops import reference
 
 
 class Weights(Protocol):
-    """What a decoder reads of a model."""
+    """The attributes of a model that a decoder reads."""
 
     config: ModelConfig
     params: Parameters
@@ -25,15 +25,13 @@ class Weights(Protocol):
 
 
 class Decoder:
-    """The model one piece of text after another, for a single sequence.
+    """Run the model on one sequence, a few tokens at a time, with a key/value cache.
 
-    Keys and values of the tokens seen so far are kept, so feeding one more token costs one position, not all of them.
-    `Decoder(model).feed(tokens)` gives the same logits as `model.logits(tokens[None])[0, -1]`. `length` is the number
-    of tokens seen; setting it back to n forgets all but the first n.
-
-    A step for one token does so little arithmetic that NumPy's calls and allocations would cost as much: every buffer
-    and every view of it is made here, once, and the gains of RMSNorm are multiplied into the weights behind them. When
-    the model's weights change, make a new decoder.
+    The keys and values of earlier tokens are kept, so one more token costs one position. `Decoder(model).feed(tokens)`
+    gives the same logits as `model.logits(tokens[None])[0, -1]`. `length`: number of tokens read; set it to a smaller n
+    to forget all but the first n. Buffers and views are created once, here, because in a step for one token NumPy's
+    allocations would cost as much as the arithmetic. The gains of RMSNorm are multiplied into copies of the weights
+    after them, so make a new decoder when the model's weights have changed. Chapter 14.
     """
 
     def __init__(self, model: Weights):
@@ -54,7 +52,7 @@ class Decoder:
         self.heads = p["norm_final"][:, None] * p["heads"][:, : c.vocab_size]
         self.gain, self.later = p["norm_final"], p["heads"][:, c.vocab_size :]
         self.length = 0
-        # the residual stream behind each token that was read last, normed but for the gain: [T, D]
+        # residual stream after each token of the last `read`, normed, without the gain: [T, D]
         self.stream = np.empty((0, c.dim), dtype)
         self.x, self.y, self.update = np.empty((3, c.dim), dtype)
         self.qkv, self.gate_up = np.empty(c.qkv_dim, dtype), np.empty(2 * c.ffn, dtype)
@@ -64,42 +62,38 @@ class Decoder:
         self.attended = np.empty((G, H // G, C), dtype)
 
     def feed(self, tokens: np.ndarray) -> np.ndarray:
-        """Append tokens [T] and return the logits [V] of head 0 for the token that comes next.
-
-        Raises NanoEulerError when there is nothing to feed or the context is full.
-        """
+        """Append tokens [T] and return the logits [V] of head 0 for the next token. Raises what `check_room` raises."""
         return self.logits(self.read(tokens)[-1])
 
     def feed_all(self, tokens: np.ndarray) -> np.ndarray:
-        """Append tokens [T] and return the logits [T, V] of head 0 behind each of them. Raises what `feed` does."""
+        """Append tokens [T] and return the logits [T, V] of head 0 after each of them. Raises what `feed` raises."""
         self.read(tokens)
         return self.stream @ self.heads
 
     def read(self, tokens: np.ndarray) -> range:
-        """Append tokens [T] and return the place of each, 0 to T-1, for `logits` and `later_logits`.
+        """Append tokens [T] and return their places, 0 to T-1, as arguments for `logits` and `later_logits`.
 
-        A place means a token among those read last: with the next call of `read` or `feed` it means another one.
-        Raises what `feed` does.
+        The next `read` or `feed` makes these places invalid. Raises what `feed` raises.
         """
         check_room(self.config, self.length, tokens)
         self.stream = self._one(tokens[0])[None] if len(tokens) == 1 else self._many(tokens)
         return range(len(tokens))
 
     def logits(self, place: int) -> np.ndarray:
-        """Logits [V] of head 0 behind the token at a place of those read last."""
+        """Return the logits [V] of head 0 after the token at `place`, an index into the last `read`."""
         return self.stream[place] @ self.heads
 
     def later_logits(self, place: int) -> np.ndarray:
-        """Logits [K-1, V] of heads 1 to K-1 behind the token at a place of those read last."""
+        """Return the logits [K-1, V] of heads 1 to K-1 after the token at `place`, an index into the last `read`."""
         return ((self.stream[place] * self.gain) @ self.later).reshape(-1, self.config.vocab_size)
 
     def _one(self, token):
-        """The residual stream behind one more token, normed: [D]."""
+        """Append one token and return the normed residual stream after it, [D]."""
         c, x, y, update, hidden, attended = self.config, self.x, self.y, self.update, self.hidden, self.attended
         position, end = self.length, self.length + 1
         x[...] = self.embed[token]
         turn = self.turn[position]
-        with np.errstate(over="ignore"):  # exp may reach infinity, its sigmoid is then 0
+        with np.errstate(over="ignore"):  # if exp overflows, the sigmoid is 0
             for a in self.layers:
                 np.multiply(x, 1 / math.sqrt(np.dot(x, x) / c.dim + c.norm_eps), out=y)
                 np.dot(y, a.qkv, out=self.qkv)
@@ -126,7 +120,7 @@ class Decoder:
         return x / math.sqrt(np.dot(x, x) / c.dim + c.norm_eps)
 
     def _many(self, tokens):
-        """The residual stream behind each of several more tokens, normed: [T, D]. What `_one` does, in matrices."""
+        """Append tokens [T] and return the normed residual stream after each of them, [T, D]."""
         c, start, T = self.config, self.length, len(tokens)
         H, G, C, end = c.heads, c.kv_heads, c.head_dim, start + T
         future = np.arange(end) > np.arange(start, end)[:, None]  # [T, end]
@@ -148,14 +142,15 @@ class Decoder:
         return self._normed(x)
 
     def _normed(self, x):
-        """RMSNorm but for its gain, which is in the weights."""
+        """RMSNorm without its gain, which is part of the weights."""
         return x / np.sqrt(np.vecdot(x, x)[:, None] / self.config.dim + self.config.norm_eps)
 
 
 def check_room(config: ModelConfig, length: int, tokens: Sequence[int] | np.ndarray) -> None:
-    """Raises NanoEulerError where tokens cannot follow `length` others: none, too many, or outside the vocabulary."""
+    """Raise NanoEulerError for no tokens, too many after `length` others for the context, or ids outside [0, V)."""
     room, T = config.context - length, len(tokens)
     if not 1 <= T <= room:
-        raise NanoEulerError(f"context is {config.context}, {length} used: got {T} tokens, expected 1 to {room}")
+        used = f"{length} of {config.context} positions are used"
+        raise NanoEulerError(f"the number of tokens must be 1 to {room} ({used}), got {T}")
     if not 0 <= min(tokens) <= max(tokens) < config.vocab_size:
-        raise NanoEulerError(f"tokens lie in {min(tokens)}..{max(tokens)}, expected 0..{config.vocab_size - 1}")
+        raise NanoEulerError(f"tokens must be in 0..{config.vocab_size - 1}, got {min(tokens)}..{max(tokens)}")

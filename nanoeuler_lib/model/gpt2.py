@@ -1,11 +1,12 @@
-"""GPT-2, as Radford et al. 2019 trained it and other programs keep it: a model of its own, on the CPU.
+"""The GPT-2 architecture (Radford et al. 2019) on the CPU, so that published GPT-2 weights can be used. Chapter 34.
 
     x = embed(tokens) + positions
     for each layer:  x = x + attention(layernorm(x));  x = x + gelu(layernorm(x) up) down
     losses of one head on layernorm(x), whose matrix is the embedding's transpose
 
-Each product has a bias; every query head has keys and values of its own. What `GPT` has and this one has alike stays
-there: `Parameters`, plans, steps, optimisers and checkpoints ask the configuration which of the two it is.
+Each product has a bias, and every query head has its own keys and values. `GPT2` inherits everything else from `GPT`.
+Parameters, plans, training steps, optimisers and checkpoints work for both kinds of model: the class of the
+configuration selects the shapes and the functions.
 """
 
 import math
@@ -20,7 +21,7 @@ from nanoeuler_lib.model.parameters import Parameters, layer_tensors, parameter_
 from nanoeuler_lib.model.plan import Plan
 from nanoeuler_lib.ops import reference
 
-# Radford et al. 2019, table 2, by the names under which the weights were published: 124, 355, 774 and 1,558 million
+# Radford et al. 2019, table 2, by the names of the published weights: 124, 355, 774 and 1,558 million parameters
 SIZES = {
     "gpt2": dict(dim=768, heads=12, layers=12, context=1024, vocab_size=50257),
     "gpt2-medium": dict(dim=1024, heads=16, layers=24, context=1024, vocab_size=50257),
@@ -29,7 +30,7 @@ SIZES = {
 }
 
 
-WEIGHTS = "norm1", "qkv", "out", "norm2", "up", "down"  # of a layer, each with its bias
+WEIGHTS = "norm1", "qkv", "out", "norm2", "up", "down"  # the tensors of a layer; each has a bias
 BLOCK = (*WEIGHTS, *(f"{name}_bias" for name in WEIGHTS))
 
 
@@ -49,21 +50,21 @@ def _(config: GPT2Config, batch: int, time: int) -> tuple[dict, dict, dict]:  # 
     N, D, F = batch * time, config.dim, config.ffn
     layer, step, scratch = plan_module.shapes.dispatch(ModelConfig)(config, batch, time)
     del layer["gate_up"], step["dgate_up"], scratch["work_qkv_weight"]
-    layer |= dict(mean1=(N, 1), mean2=(N, 1), up=(N, F))  # sigmoid: of 2 u, u that of GELU
+    layer |= dict(mean1=(N, 1), mean2=(N, 1), up=(N, F))  # `sigmoid` now holds sigmoid(2 u), u of GELU
     step |= dict(mean_final=(N, 1), dup=(N, F))
     scratch |= dict(work_rows=(N, max(2 * D, F)))
     return layer, step, scratch
 
 
 def _divide_queries(qkv, config):
-    """Divide the queries in packed qkv [N, 3D], or their gradients, by sqrt(C), as `attention` takes them."""
+    """Divide the queries in packed qkv [N, 3D], or their gradients, by sqrt(C), which `attention` does not do."""
     qkv[:, : config.dim] *= 1 / math.sqrt(config.head_dim)
 
 
 def forward(params: Parameters, plan: Plan, tokens: np.ndarray) -> None:
-    """Run the trunk: fill the plan's buffers up to `plan.y_final`, [N, D].
+    """Run all layers: fill the plan's buffers up to `plan.y_final`, [N, D].
 
-    tokens: integers [B, T] as the plan was made for.
+    tokens: integers [B, T], the shape of the plan.
     """
     op, x, update = plan.op, plan.layers[0].x1, None
     op.embed(x, tokens, params["embed"])
@@ -77,7 +78,7 @@ def forward(params: Parameters, plan: Plan, tokens: np.ndarray) -> None:
 
 
 def attend(op, plan, a, w, x, update):
-    """Run the first half of a block, as in `model.gpt`."""
+    """Run the attention sublayer. Arguments and results are those of `model.gpt.attend`."""
     eps = plan.config.norm_eps
     op.add_layernorm(a.x1, a.y1, a.mean1, a.rstd1, x, update, w.norm1, w.norm1_bias, eps)
     op.affine(a.qkv, a.y1, w.qkv, w.qkv_bias)
@@ -88,7 +89,7 @@ def attend(op, plan, a, w, x, update):
 
 
 def feed_forward(op, plan, a, w, x, update):
-    """Run the second half of a block, as in `model.gpt`."""
+    """Run the feed-forward sublayer. Arguments and results are those of `model.gpt.feed_forward`."""
     eps = plan.config.norm_eps
     op.add_layernorm(a.x2, a.y2, a.mean2, a.rstd2, x, update, w.norm2, w.norm2_bias, eps)
     op.affine(a.up, a.y2, w.up, w.up_bias)
@@ -106,10 +107,10 @@ def backward(
     scale: np.ndarray,
     accumulate: bool = False,
 ) -> None:
-    """After `forward`: fill `plan.losses` [N, 1] and the gradients of (plan.losses * scale).sum().
+    """Compute losses and gradients after `forward`: fill `plan.losses` [N, 1] and set grads.
 
-    targets: [B, T, 1], -1 for "no target"; scale: [1]; accumulate: add to `grads` instead of overwriting. The
-    embedding is used twice, as the head's matrix and as the table, so its two gradients add up.
+    grads: of (plan.losses * scale).sum(); targets: [B, T, 1], -1 for "no target"; scale: [1] or [N, 1]; accumulate: add
+    to grads. The embedding is both the table and the head's matrix, so its gradient is the sum of two.
     """
     op, dx, dy, add, targets = plan.op, plan.dx, plan.dy, accumulate, targets.reshape(-1, 1)
     op.heads_loss(plan.losses, dy, grads["embed"].T, plan.y_final, params["embed"].T, targets, scale, add)
@@ -126,7 +127,7 @@ def backward(
 
 
 def feed_forward_back(op, plan, a, w, dw, dx, add):
-    """Run the backward pass of `feed_forward`, as in `model.gpt`."""
+    """Backpropagate through `feed_forward`. Arguments are those of `model.gpt.feed_forward_back`."""
     dy, eps = plan.dy, plan.config.norm_eps
     op.affine_back(plan.dhidden, dw.down, dw.down_bias, dx, a.hidden, w.down, add)
     op.gelu_back(plan.dup, plan.dhidden, a.sigmoid, a.up)
@@ -135,7 +136,7 @@ def feed_forward_back(op, plan, a, w, dw, dx, add):
 
 
 def attend_back(op, plan, a, w, dw, dx, add):
-    """Run the backward pass of `attend`, as in `model.gpt`."""
+    """Backpropagate through `attend`. Arguments are those of `model.gpt.attend_back`."""
     dy, eps = plan.dy, plan.config.norm_eps
     op.affine_back(plan.dattended, dw.out, dw.out_bias, dx, a.attended, w.out, add)
     op.attention_back(plan.dqkv, plan.dattended, a.attended, a.probs, a.softmax_stats, a.qkv, plan.config)
@@ -145,23 +146,23 @@ def attend_back(op, plan, a, w, dw, dx, add):
 
 
 class GPT2(GPT):
-    """A GPT-2: what `GPT` does, with the layers above. config: a `GPT2Config`."""
+    """Compute logits, losses and gradients of a GPT-2; the methods are those of `GPT`. config: a `GPT2Config`."""
 
     @property
     def heads(self) -> np.ndarray:
-        """The matrix of the head, [D, V]: a view of the embedding."""
+        """The matrix of the prediction head, [D, V]: a view of the embedding."""
         return self.params["embed"].T
 
     def forward(self, plan: Plan, tokens: np.ndarray) -> None:
-        """`forward` of this module."""
+        """Run all layers on tokens [B, T]: the function `forward` of this module."""
         forward(self.params, plan, tokens)
 
     def backward(self, grads: Parameters, plan: Plan, tokens, targets, scale, *, accumulate: bool = False) -> None:
-        """`backward` of this module."""
+        """Compute losses and gradients after `forward`: the function `backward` of this module."""
         backward(self.params, grads, plan, tokens, targets, scale, accumulate)
 
     def decoder(self, ahead: int = 0) -> Decoder:
-        """A decoder of this model, which has seen nothing yet."""
+        """Return a new decoder of this model with an empty context. ahead: ignored, since GPT-2 has one head."""
         return GPT2Decoder(self)
 
 
@@ -169,7 +170,7 @@ KINDS[GPT2Config] = GPT2
 
 
 class GPT2Decoder(Decoder):
-    """`Decoder` of a GPT-2. It reads the model's own arrays: none is copied, so that large models find room."""
+    """Run a GPT-2 on one sequence like `Decoder`, with the model's own arrays, so that large models fit in memory."""
 
     def __init__(self, model: GPT2):
         c, p = model.config, model.params
@@ -178,13 +179,13 @@ class GPT2Decoder(Decoder):
         # keys, then values
         self.caches = [np.empty((2 * c.heads, c.context, c.head_dim), model.dtype) for _ in self.layers]
         self.gain, self.length = 1, 0
-        self.stream = np.empty((0, c.dim), model.dtype)  # behind each token read last, normed: [T, D]
+        self.stream = np.empty((0, c.dim), model.dtype)  # after each token of the last `read`, normed: [T, D]
 
     def _one(self, token):
         return self._many(np.array([token]))[0]
 
     def _many(self, tokens):
-        """The residual stream behind each of several more tokens, normed: [T, D]."""
+        """Append tokens [T] and return the normed residual stream after each of them, [T, D]."""
         c, p, start, T = self.config, self.params, self.length, len(tokens)
         H, C, end = c.heads, c.head_dim, start + T
         future = np.arange(end) > np.arange(start, end)[:, None]  # [T, end]

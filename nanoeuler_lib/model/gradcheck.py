@@ -1,11 +1,12 @@
-"""Is the gradient right? Difference quotients in float64, tensor by tensor.
+"""Gradient check: compare gradients with difference quotients (finite differences) in float64, tensor by tensor.
 
-A backward pass claims dL/dx. Moving one number by +h, -h, +2h, -2h and looking at the loss gives the same slope
-without any calculus but Taylor's:
+A backward pass computes dL/dx analytically. We can also measure the slope: change one number by +h, -h, +2h and -2h,
+and compute the loss each time. By Taylor's theorem
 
     (8 (L(x+h) - L(x-h)) - (L(x+2h) - L(x-2h))) / 12h  =  L'(x) + O(h^4)
 
-Chapter 05 derives the formula and the choice of h, chapter 10 runs the check on the whole model.
+Chapter 05 derives the formula and the choice of h; chapter 10 runs the check on the whole model. `nanoeuler check`
+runs it from the command line.
 """
 
 from collections.abc import Callable
@@ -28,10 +29,10 @@ DEFINITION_NORM = "the same differences, per tensor: ||analytic - numeric|| <= 1
 
 @dataclass(frozen=True)
 class Row:
-    """What a check found for one tensor.
+    """Hold the difference between the analytic gradient a and the numeric gradient n of one tensor.
 
-    max_abs: largest |a - n|; max_rel: largest |a - n| / max(|a|, |n|), elements with a = n left out; worst: the
-    largest |a - n| / (rtol * max(|a|, |n|) + atol), so at most 1 is a pass; norm_rel: ||a - n|| / ||n||.
+    max_abs: largest |a - n|; max_rel: largest |a - n| / max(|a|, |n|) over elements with a != n; worst: largest
+    |a - n| / (rtol * max(|a|, |n|) + atol), at most 1 if the check passes; norm_rel: ||a - n|| / ||n||.
     """
 
     name: str
@@ -43,17 +44,19 @@ class Row:
 
     @property
     def ok(self) -> bool:
+        """Whether every element is within the tolerance."""
         return self.worst <= 1
 
 
 def numeric_gradient(f: Callable[[], float], x: np.ndarray, h: float = STEP, order: int = 4) -> np.ndarray:
-    """Slope of f() with respect to each element of x, by difference quotients.
+    """Measure the slope of f() with respect to each element of x by difference quotients.
 
-    f: reads x and returns a number; x: a float64 array of any shape, changed in place and put back exactly; order:
-    2 or 4, the power of h in the error. Returns an array like x. Raises NanoEulerError if x is not float64.
+    f: reads x and returns a number; x: a float64 array of any shape, changed in place
+    and restored exactly; h: step; order: 2 or 4, the power of h in the error. Returns
+    an array of the shape of x. Raises NanoEulerError if x is not float64. Chapter 05.
     """
     if x.dtype != np.float64:
-        raise NanoEulerError(f"x is {x.dtype}, expected float64: in float32 the quotient would be mostly rounding")
+        raise NanoEulerError(f"x must be float64, got {x.dtype}: in float32 the quotient is mostly rounding error")
     slope = np.empty_like(x)
     for i in np.ndindex(x.shape):
         kept = x[i]
@@ -69,9 +72,13 @@ def numeric_gradient(f: Callable[[], float], x: np.ndarray, h: float = STEP, ord
 
 
 def compare(name: str, analytic: np.ndarray, numeric: np.ndarray, rtol: float = 1e-6, atol: float = 1e-12) -> Row:
-    """How far two gradients of one shape are apart. NaN or infinity anywhere counts as infinitely far."""
+    """Measure the difference of two gradients; it is infinite if any element is NaN or infinite.
+
+    analytic, numeric: arrays of the same shape; rtol, atol: tolerances of `Row.worst`.
+    Raises NanoEulerError if the shapes differ. Chapter 05.
+    """
     if analytic.shape != numeric.shape:
-        raise NanoEulerError(f"gradient of {name} is {list(analytic.shape)}, expected {list(numeric.shape)}")
+        raise NanoEulerError(f"gradient of {name} must be {list(numeric.shape)}, got {list(analytic.shape)}")
     if not (np.isfinite(analytic).all() and np.isfinite(numeric).all()):
         return Row(name, numeric.shape, np.inf, np.inf, np.inf, np.inf)
     apart = np.abs(analytic - numeric)
@@ -84,19 +91,19 @@ def compare(name: str, analytic: np.ndarray, numeric: np.ndarray, rtol: float = 
 
 
 def check_layer(forward: Callable, backward: Callable, inputs: dict[str, np.ndarray], seed: int = 0) -> list[Row]:
-    """Check a pure pair of `ops/reference.py`, or a reader's own.
+    """Check the backward function of one layer: a pair from `ops/reference.py`, or your own.
 
-    forward(*inputs) -> y, saved; backward(dy, saved) -> the gradients of the float64 inputs, in their order (one
-    array, or a tuple of arrays). Inputs that are not float64 (tokens, targets) are passed on and not checked. The
-    scalar differentiated is (y * dy).sum() for a random dy, so every output element takes part.
+    forward(*inputs) must return y and saved; backward(dy, saved) the gradients of the float64 inputs, in order. Other
+    inputs (tokens, targets) are passed on. (y * dy).sum() for a random dy is differentiated, so every output element
+    contributes. Returns a row per float64 input. Raises NanoEulerError if the number of gradients or a shape is wrong.
     """
     y, saved = forward(*inputs.values())
     dy = np.random.default_rng(seed).standard_normal(y.shape)
-    analytic = backward(dy.copy(), saved)  # a pass that scales dy in place must not change the oracle's
+    analytic = backward(dy.copy(), saved)  # a backward that changes its dy in place must not change ours
     analytic = analytic if isinstance(analytic, tuple) else (analytic,)
     checked = {name: x for name, x in inputs.items() if x.dtype == np.float64}
     if len(analytic) != len(checked):
-        raise NanoEulerError(f"backward returned {len(analytic)} gradients, expected {len(checked)}: {list(checked)}")
+        raise NanoEulerError(f"backward must return {len(checked)} gradients, {list(checked)}, got {len(analytic)}")
 
     def loss():
         return float((forward(*inputs.values())[0] * dy).sum())
@@ -104,12 +111,12 @@ def check_layer(forward: Callable, backward: Callable, inputs: dict[str, np.ndar
     return [compare(name, a, numeric_gradient(loss, x)) for (name, x), a in zip(checked.items(), analytic)]
 
 
-# The model that `nanoeuler check` takes apart: grouped queries 4/2, four prediction heads, an odd number of positions.
+# The model that `nanoeuler check` checks: 4 query heads share 2 key/value heads, and there are 4 prediction heads.
 CHECK_CONFIG = ModelConfig(dim=16, heads=4, kv_heads=2, layers=2, context=8, vocab_size=11, predict=4, ffn=12)
 
 
 def check_batch(config: ModelConfig, batch: int, time: int, seed: int, masked: float = 0.2) -> tuple:
-    """Random tokens [B, T] and targets [B, T, K], about a fifth of them -1."""
+    """Return random tokens [B, T] and targets [B, T, K]; about the fraction `masked` of the targets is -1."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, config.vocab_size, (batch, time))
     targets = rng.integers(0, config.vocab_size, (batch, time, config.predict))
@@ -120,10 +127,10 @@ def check_batch(config: ModelConfig, batch: int, time: int, seed: int, masked: f
 def check_model(
     config: ModelConfig = CHECK_CONFIG, std: float = 0.3, batch: int = 2, time: int = 7, seed: int = 0
 ) -> list[Row]:
-    """Check every element of every parameter tensor of a model, with the operations now in use.
+    """Check the gradient of every element of every parameter tensor of a model, with the operations in use (`ops.use`).
 
-    std: standard deviation of the matrices; the gains are 1 plus noise of the same size, since equal gains would
-    hide a gain that is used in the wrong place. Returns a row for each tensor. See DEFINITION.
+    std: standard deviation of the matrices and of the gains' noise, because equal gains would hide a gain in the wrong
+    place. batch, time: of the random tokens [B, T]. Returns a row per tensor (tolerance: DEFINITION). Chapter 10.
     """
     model = GPT(config, init(config, seed, std, np.float64))
     rng = np.random.default_rng(seed + 1)
@@ -143,7 +150,7 @@ def check_model(
     return [compare(name, grads[name], numeric_gradient(loss, p)) for name, p in model.params.items()]
 
 
-# The model that `check --device` runs: what the GPU's kernels take, small, and an odd number of positions.
+# The model that `check --device` runs: small sizes that the GPU kernels support, and an odd number of positions.
 ENGINE_CONFIG = ModelConfig(dim=64, heads=2, kv_heads=1, layers=2, context=37, vocab_size=96, predict=2, ffn=176)
 DEFINITION_ENGINE = (
     "against the reference in float64, per tensor: ||g - g64|| <= ||g64|| times the larger of 1e-6 and twice what "
@@ -153,10 +160,10 @@ COARSE = {"tf32": 1e-2, "bfloat16": 8e-2}
 
 
 def check_engine(placed_by: Callable[[GPT], GPT], precision: str, std: float = 0.2, seed: int = 0):
-    """Compare the engine's gradients with the reference's in float64, and NumPy's float32 beside it.
+    """Compare the gradients of the GPU engine, and of NumPy in float32, with those of NumPy in float64.
 
-    placed_by: puts a model where it is to run, `device.Device.place`. Returns (row, float32's error in norm, the error
-    allowed) of each tensor. See DEFINITION_ENGINE.
+    placed_by: moves a model to the GPU, `device.Device.place`; precision: "float32", "tf32" or "bfloat16". Returns for
+    each tensor (row, error of NumPy's float32 in norm, allowed error in norm); see DEFINITION_ENGINE.
     """
     params = init(ENGINE_CONFIG, seed, std, np.float64)
     pair = check_batch(ENGINE_CONFIG, 2, ENGINE_CONFIG.context, seed + 2)
@@ -173,7 +180,7 @@ def check_engine(placed_by: Callable[[GPT], GPT], precision: str, std: float = 0
 
 
 def engine_table(rows: list[tuple[Row, float, float]]) -> str:
-    """The rows of `check_engine` as text."""
+    """Return the rows of `check_engine` as a text table: tensor, shape, errors in norm, verdict."""
     lines = [f"{'tensor':<18} {'shape':<12} {'in norm':>8} {'float32':>8}  verdict"]
     for row, single_off, allowed in rows:
         verdict = "ok" if row.norm_rel <= allowed else f"WRONG (allowed {allowed:.1e})"
@@ -183,10 +190,7 @@ def engine_table(rows: list[tuple[Row, float, float]]) -> str:
 
 
 def table(rows: list[Row], by_norm: bool = False) -> str:
-    """The rows as text: name, shape, largest absolute and relative error, error in norm, verdict.
-
-    by_norm: the verdict is about the error in norm (DEFINITION_NORM) and not about each element (DEFINITION).
-    """
+    """Return rows as a text table with verdicts. by_norm: judge the error in norm (DEFINITION_NORM), not elements."""
     lines = [f"{'tensor':<18} {'shape':<12} {'max abs':>8} {'max rel':>8} {'in norm':>8}  verdict"]
     for r in rows:
         shape = "x".join(map(str, r.shape)) or "scalar"

@@ -1,9 +1,10 @@
-"""Weights in a byte each: a matrix as whole numbers from -127 to 127, and a scale for each of its outputs.
+"""8-bit weights: store each matrix as integers from -127 to 127, with one float32 scale per output. Chapter 34.
 
-W [in, out] becomes q [in, out] of int8 and s [out] of float32, with W about q s: s is the largest weight of the column
-by 127, so no weight is off by more than half of that. Of the embedding, whose rows are looked up, each row has its
-scale. Gains stay float32. A quarter of the bytes; products are computed with float32 as before. The scheme is row-wise
-absmax quantization (Dettmers et al., "LLM.int8()", 2022, section 2.1), of weights alone.
+W [in, out] becomes q [in, out] in int8 and s [out] in float32, where W is approximately q s. The scale s is the largest
+magnitude in the column divided by 127, so the error of a weight is at most s / 2. The embedding has a scale for each
+row, because its rows are looked up. Gains stay float32. The files are a quarter of the size; products are computed in
+float32 as before. This is row-wise absmax quantization (Dettmers et al., "LLM.int8()", 2022, section 2.1), applied only
+to weights.
 """
 
 from collections.abc import Mapping
@@ -15,17 +16,17 @@ SCALE = ".scale"
 
 
 def _outputs(name: str) -> int:
-    """The axis whose entries have a scale each: the rows of the embedding, the columns of other matrices."""
+    """Return the axis that has one scale per entry: rows of the embedding, columns of other matrices."""
     return 0 if name == "embed" else 1
 
 
 def scale_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the scales of tensors of these names and shapes, as `parameter_shapes` gives them."""
+    """Return name and shape of the scale of each matrix. shapes: tensor shapes by name, from `parameter_shapes`."""
     return {f"{name}{SCALE}": (shape[_outputs(name)],) for name, shape in shapes.items() if len(shape) == 2}
 
 
 def quantized(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Parameters by name -> the same names, matrices as int8, and `NAME.scale` for each matrix, float32."""
+    """Convert matrices, by name, to int8, each with a float32 vector `NAME.scale`; vectors stay float32."""
     found = {}
     for name, p in params.items():
         p = np.asarray(p, np.float32)
@@ -40,7 +41,7 @@ def quantized(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def restored(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What `quantized` gave -> parameters by name in float32, each weight q s rounded once."""
+    """Convert the tensors of `quantized` back to float32 parameters by name; each weight is q s, rounded once."""
     found = {}
     for name, p in tensors.items():
         if name.endswith(SCALE):

@@ -1,4 +1,4 @@
-"""The optimiser: learning-rate schedule, clipping by the global norm, AdamW and Muon over the tensors of a model."""
+"""Optimisers: the learning-rate schedule, clipping by the global norm, AdamW and Muon for the tensors of a model."""
 
 import math
 
@@ -10,7 +10,12 @@ from nanoeuler_lib.model.parameters import Parameters
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """The rate of step 0, 1, ...: linear warm-up to `rate`, then half a cosine down to `rate_end * rate`."""
+    """Return the learning rate of a step: linear warm-up, then a cosine decay.
+
+    step: 0 for the first. The rate rises linearly to `config.rate` over `config.warmup`
+    steps and falls along half a cosine to `config.rate_end * config.rate` at
+    `config.steps`, where it stays. Chapter 11.
+    """
     if step < config.warmup:
         return config.rate * (step + 1) / config.warmup
     done = (step - config.warmup) / max(1, config.steps - config.warmup)
@@ -18,21 +23,24 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """What to multiply a gradient of this global norm by, so that its norm is at most `limit`; 1 if limit is 0."""
+    """Return the factor that scales a gradient down to a norm of at most `limit`.
+
+    norm: global norm of the gradient. The factor is 1 if the norm is within the limit,
+    or if limit is 0, which turns clipping off. Chapter 11.
+    """
     return limit / norm if limit and norm > limit else 1.0
 
 
 def moved(optimizer: "AdamW", params: Parameters, grads: Parameters, *_, **__) -> tuple[np.ndarray, ...]:
-    """The arrays that an update changes."""
+    """Return the arrays that `AdamW.update` changes, for `ops.again`."""
     return params.flat, grads.flat, optimizer.m.flat, optimizer.v.flat
 
 
 class AdamW:
-    """First and second moments of every parameter, and the step that uses them.
+    """Hold the first and second moments of all parameters, `m` and `v`, and update parameters with AdamW.
 
-    Weight decay applies to matrices (the embedding and heads included) and not to the gains of RMSNorm: a gain and
-    the matrix behind it make up for each other, so one of the two needs no pull. Chapter 11;
-    Loshchilov and Hutter 2019.
+    Weight decay applies to matrices (with embedding and heads), not to gains and biases: decaying the matrix after a
+    gain is enough, because only their product matters. `step` counts the steps. Loshchilov and Hutter 2019; chapter 11.
     """
 
     def __init__(self, model: ModelConfig, config: TrainConfig, dtype=np.float32):
@@ -42,7 +50,10 @@ class AdamW:
 
     @ops.again(moved)
     def update(self, params: Parameters, grads: Parameters, names: list[str], factor: float) -> None:
-        """Move the named tensors by the gradients times `factor`. Call with every name once, after `step += 1`."""
+        """Update the named tensors with their gradients times `factor`.
+
+        First add 1 to `self.step`; then pass every name in exactly one call per step. grads is scaled in place.
+        """
         c, adamw = self.config, ops.active().adamw
         rate = learning_rate(self.step - 1, c)
         for name in names:
@@ -53,19 +64,19 @@ class AdamW:
             adamw(p, g, m, v, self.step, rate, c.beta1, c.beta2, c.adam_eps, decay)
 
 
-MUON_BETA = 0.95  # share of the momentum that stays, Jordan et al. 2024
+MUON_BETA = 0.95  # fraction of the momentum kept per step, Jordan et al. 2024
 MUON_MATRICES = ".qkv", ".out", ".gate_up", ".down", ".up"
 
 
 def moved_by_muon(name: str) -> bool:
-    """Whether a tensor is one of the matrices inside blocks. Those outside stand for tokens, row by row."""
+    """Return whether Muon updates the tensor: a matrix in a block. Embedding and heads have a vector per token."""
     return name.endswith(MUON_MATRICES)
 
 
 def muon_widths(name: str, model: ModelConfig) -> list[int]:
-    """Columns of the matrices that stand side by side in one tensor: queries, keys and values, or gate and up.
+    """Return the numbers of columns of the matrices that are packed in one tensor: q, k and v, or gate and up.
 
-    Each is orthogonalised alone, as Jordan et al. 2024 do with queries, keys and values.
+    Muon orthogonalises each separately, as Jordan et al. 2024 do with q, k and v. A single matrix has one entry.
     """
     heads, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     widths = {".qkv": [heads, keys, keys], ".gate_up": [model.ffn, model.ffn], ".up": [model.ffn]}
@@ -73,14 +84,14 @@ def muon_widths(name: str, model: ModelConfig) -> list[int]:
 
 
 class Muon(AdamW):
-    """Muon for the matrices inside blocks, AdamW for embedding, heads and gains; rate and decay are the same for both.
+    """Update the matrices inside blocks with Muon, and embedding, heads, gains and biases with AdamW.
 
-    `m` holds the momentum of Muon's matrices, whose part of `v` stays 0. Jordan et al. 2024; Liu et al. 2025.
+    Both use the same rate and decay. Muon keeps its momentum in `m`. Jordan et al. 2024; Liu et al. 2025; chapter A2.
     """
 
     @ops.again(moved)
     def update(self, params: Parameters, grads: Parameters, names: list[str], factor: float) -> None:
-        """Move the named tensors by the gradients times `factor`. Call with every name once, after `step += 1`."""
+        """Update the named tensors with their gradients times `factor`; see `AdamW.update`."""
         rate, muon = learning_rate(self.step - 1, self.config), ops.active().muon
         AdamW.update(self, params, grads, [name for name in names if not moved_by_muon(name)], factor)
         for name in filter(moved_by_muon, names):
@@ -92,5 +103,5 @@ class Muon(AdamW):
 
 
 def optimizer_of(model: ModelConfig, config: TrainConfig, dtype=np.float32) -> AdamW:
-    """The optimiser that a configuration names, at rest."""
+    """Return a new optimiser of the kind in `config.optimizer`, "adamw" or "muon", with all moments 0."""
     return {"adamw": AdamW, "muon": Muon}[config.optimizer](model, config, dtype)

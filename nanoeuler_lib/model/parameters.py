@@ -1,4 +1,4 @@
-"""The parameters of a model: names, shapes, and one flat array with a view of each tensor."""
+"""The parameters of a model: their names and shapes, one flat array with a view of each tensor, and initial values."""
 
 from collections.abc import Iterable, Mapping
 from functools import singledispatch
@@ -11,7 +11,7 @@ from nanoeuler_lib.config import ModelConfig
 
 @singledispatch
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of each parameter tensor, in the order in which they lie in memory. Matrices are [in, out]."""
+    """Return the name and shape of each parameter tensor, in the order of their memory. Matrices are [in, out]."""
     D, F = config.dim, config.ffn
     shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, D)}
     for layer in range(config.layers):
@@ -27,10 +27,7 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 class Parameters(Mapping):
-    """All parameters (or their gradients, or moments) of a model: one flat array, and a named view of each tensor.
-
-    `p["layers.0.qkv"]` is a view, so changing it changes `p.flat`. Filled with zeros at first.
-    """
+    """Store parameters, gradients or moments: one flat array, at first 0, and a view of each tensor by its name."""
 
     def __init__(self, config: ModelConfig, dtype=np.float32):
         shapes = parameter_shapes(config)
@@ -51,20 +48,20 @@ class Parameters(Mapping):
         return len(self._views)
 
     def host(self) -> "Parameters":
-        """The parameters in this machine's memory: here the object itself. (`engine.Parameters` copies.)"""
+        """Return the parameters in the computer's main memory: the object itself; `engine.Parameters` copies them."""
         return self
 
 
 def layer_tensors(params: Mapping, layer: int, names: Iterable[str]) -> SimpleNamespace:
-    """Return the tensors of a layer by the last part of their names: `layer_tensors(params, 2, ["qkv"]).qkv`."""
+    """Return tensors of one layer as attributes: `layer_tensors(params, 2, ["qkv"]).qkv` is "layers.2.qkv"."""
     return SimpleNamespace(**{name: params[f"layers.{layer}.{name}"] for name in names})
 
 
 def init(config: ModelConfig, seed: int = 0, std: float = 0.02, dtype=np.float32) -> Parameters:
-    """Fresh parameters: gains 1, biases 0, matrices N(0, std), those that write to the stream divided by sqrt(2L).
+    """Return initial parameters: gains 1, biases 0, and normally distributed matrices.
 
-    The 2L half-blocks each add to the residual stream; with the division its variance does not grow with depth
-    (Radford et al. 2019, section 2.3). Chapter 08.
+    std: standard deviation of the matrices; for `out` and `down` divided by sqrt(2L), so that their 2L additions to the
+    residual stream do not make its variance grow with depth (Radford et al. 2019, section 2.3). Chapter 08.
     """
     rng = np.random.default_rng(seed)
     params = Parameters(config, dtype)

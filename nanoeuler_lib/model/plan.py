@@ -1,7 +1,7 @@
-"""Every buffer of a training step, named and allocated once.
+"""The plan: all buffers of a training step, each with a name and allocated once.
 
-Nothing is allocated while the model runs: each composite operation writes into a buffer of the plan. `Layer` and
-`StepBuffers` say what each buffer means, `shapes` its size; `Plan.nbytes` is what all cost before a run starts.
+The model allocates no memory while it runs, because each composite operation writes into a buffer of the plan. `Layer`
+and `StepBuffers` describe the buffers, and `shapes` returns their shapes. `Plan.nbytes` is the memory that they take.
 """
 
 import math
@@ -17,43 +17,43 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops import cpu, reference
 
 LOGIT_ROWS = 256  # positions whose logits exist at one time: 256 x V float32 stay in cache
-# bytes of a cache line, and of the widest vector register: loads that straddle two lines cost double
+# bytes of a cache line and of the widest vector register: a load that crosses two cache lines takes twice as long
 ALIGN = 64
 
 
-Array = Any  # NumPy's on a CPU, CuPy's on a GPU
+Array = Any  # a NumPy array on a CPU, a CuPy array on a GPU
 
 
 class Layer(SimpleNamespace):
-    """The buffers of a layer. Names ending in 1 belong to the attention half, in 2 to the feed-forward half."""
+    """The buffers of a layer. Names ending in 1 belong to the attention sublayer, in 2 to the feed-forward sublayer."""
 
     x1: Array  # residual stream that enters the block
     rstd1: Array  # 1 / root mean square of x1
     y1: Array  # rmsnorm(x1)
-    qkv: Array  # packed: q (turned, divided by sqrt(C)), k (turned), v
+    qkv: Array  # packed: q (rotated, divided by sqrt(C)), k (rotated), v
     probs: Array  # exp(scores), not yet divided by their row sums; on a CPU only
-    softmax_stats: Array  # of exp(scores), kept as 1 / sum; on a GPU as the logarithm of the sum
-    attended: Array  # attention's output, heads side by side
-    x2: Array  # residual stream between the halves
+    softmax_stats: Array  # row sums of exp(scores): stored as 1 / sum on a CPU, as log(sum) on a GPU
+    attended: Array  # output of attention, all heads in one row
+    x2: Array  # residual stream between the sublayers
     rstd2: Array
     y2: Array
     gate_up: Array  # packed: gate, up
-    sigmoid: Array  # sigmoid(gate), or that of GELU; on a CPU only
+    sigmoid: Array  # sigmoid(gate), or the sigmoid in GELU; on a CPU only
     hidden: Array  # silu(gate) * up
-    mean1: Array  # of x1; this and the next two in GPT-2 only
+    mean1: Array  # mean of x1; this and the next two in GPT-2 only
     mean2: Array
     up: Array
 
 
 class StepBuffers:
-    """The buffers of a whole step, which all layers share."""
+    """The buffers of a step that all layers share."""
 
-    update: Array  # what the last half-block adds to the residual stream
+    update: Array  # the last sublayer's output, which the next one adds to the residual stream
     x_final: Array
     rstd_final: Array
     y_final: Array
     losses: Array  # nats, 0 where the target is -1
-    dx: Array  # gradient with respect to the residual stream, where the backward pass is
+    dx: Array  # gradient with respect to the residual stream at the current point of the backward pass
     dy: Array
     dqkv: Array
     dattended: Array
@@ -65,10 +65,7 @@ class StepBuffers:
 
 @singledispatch
 def shapes(config: ModelConfig, batch: int, time: int) -> tuple[dict, dict, dict]:
-    """Shapes of the buffers: those of each `Layer`, of `StepBuffers`, and of scratch space without a meaning.
-
-    N = B T positions.
-    """
+    """Return the shapes of all buffers by name (`Layer`, `StepBuffers`, scratch space) for N = B T positions."""
     B, T, N = batch, time, batch * time
     D, F, V, K = config.dim, config.ffn, config.vocab_size, config.predict
     H, G, C = config.heads, config.kv_heads, config.head_dim
@@ -113,16 +110,15 @@ def shapes(config: ModelConfig, batch: int, time: int) -> tuple[dict, dict, dict
 
 
 class Plan(StepBuffers):
-    """The buffers for a batch of B sequences of T tokens.
+    """Allocate the buffers for a batch of B sequences of T tokens.
 
-    Attributes are arrays: `plan.dx`, `plan.layers[3].qkv`, ... and the tables of RoPE, `plan.rope`. `scratch` holds the
-    scratch space by name; composites get it through `op`. `buffers` maps every name ("layers.3.qkv") to its array.
-    Raises NanoEulerError when `time` is not in 1..config.context.
+    Buffers are attributes (`plan.dx`, `plan.layers[3].qkv`); `rope`: tables of RoPE; `scratch`: scratch space by name;
+    `buffers`: all arrays by name ("layers.3.qkv"). Raises NanoEulerError if `time` is not in 1..config.context.
     """
 
     def __init__(self, config: ModelConfig, batch: int, time: int, dtype=np.float32):
         if not 1 <= time <= config.context:
-            raise NanoEulerError(f"context is {config.context}, got {time} tokens: expected 1 to {config.context}")
+            raise NanoEulerError(f"the number of tokens must be 1 to {config.context}, the context, got {time}")
         self.config, self.batch, self.time, self.dtype = config, batch, time, np.dtype(dtype)
         layer, step, scratch = shapes(config, batch, time)
         names = {f"layers.{i}.{name}": shape for i in range(config.layers) for name, shape in layer.items()}
@@ -130,28 +126,28 @@ class Plan(StepBuffers):
         self.layers = [
             Layer(**{name: self.buffers[f"layers.{i}.{name}"] for name in layer}) for i in range(config.layers)
         ]
-        for name in step:  # all declared in `StepBuffers`
+        for name in step:  # the attributes that `StepBuffers` declares
             setattr(self, name, self.buffers[name])
         self.scratch = SimpleNamespace(**{name: self.buffers[name] for name in scratch})
         self.rope = Rope(config, time, self.dtype) if config.rope_theta else None
 
     @property
     def op(self):
-        """The composites that fill it: those in use (`ops.use`), with its scratch space."""
+        """The composites that are in use (`ops.use`), with this plan's scratch space filled in."""
         return ops.bind(vars(ops.active()), vars(self.scratch))
 
     def clear(self, x: np.ndarray) -> None:
-        """x = 0."""
+        """Set all elements of x to 0."""
         x[...] = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers."""
+        """Size of all buffers in bytes."""
         return sum(array.nbytes for array in self.buffers.values())
 
 
 def _empty(shape, dtype):
-    """np.empty, but starting at a multiple of ALIGN bytes."""
+    """Return an uninitialised array whose memory starts at a multiple of ALIGN bytes."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + ALIGN, np.uint8)
     start = -memory.ctypes.data % ALIGN
@@ -159,13 +155,15 @@ def _empty(shape, dtype):
 
 
 class Rope:
-    """The tables of RoPE for T positions, in two forms.
+    """Compute the tables of RoPE for T positions, in two forms.
 
     cos, sin: [T, C/2], half-split convention (`reference.rope_forward`).
-    turn: complex [T, (H+G) C/2], for packed q and k whose pairs stand next to each other, so that one complex
-    product turns them all; q's part is divided by sqrt(C), which attention would otherwise do to every score.
-    order: [(H+2G) C], the column of the half-split layout that stands at each place of the paired layout.
-    place: [(H+2G) C], the place of each column, the inverse of `order`.
+    turn: complex [T, (H+G) C/2], for packed q and k in the paired layout, where the two coordinates of a pair are next
+    to each other. One complex product rotates all of them. The factors for q include 1/sqrt(C), so that attention
+    need not divide every score.
+    turn_back: the complex conjugate of `turn`, for the backward pass.
+    order: [(H+2G) C], for each column of the paired layout, its column in the half-split layout.
+    place: [(H+2G) C], for each column of the half-split layout, its column in the paired layout.
     """
 
     def __init__(self, config: ModelConfig, time: int, dtype: np.dtype):

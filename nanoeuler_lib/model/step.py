@@ -1,4 +1,4 @@
-"""One optimisation step, spread over the cores of a machine."""
+"""One optimisation step on a CPU, distributed over its cores. `training.loop` runs it."""
 
 import math
 from collections.abc import Callable
@@ -13,21 +13,20 @@ from nanoeuler_lib.model import GPT, Parameters, RowLoss, head_weights, loss_sca
 from nanoeuler_lib.model.optim import AdamW, clip_factor, moved
 from nanoeuler_lib.model.plan import Plan
 
-# A worker runs this many positions at a time: more leave its cache, and with fewer it waits for the lock of Python that
-# workers share between NumPy's calls (16 sequences of `small` on 16 cores: 92 ms with 4 workers, 220 ms with 16).
+# Positions that a worker computes at a time. More would not fit its cache. With fewer, NumPy calls are so short that
+# workers mostly wait for Python's lock (16 sequences of `small` on 16 cores: 92 ms with 4 workers, 220 ms with 16).
 MICRO_TOKENS = 512
 
 
 class Step:
-    """One optimisation step on a batch, computed by several threads.
+    """Run optimisation steps on batches with several threads.
 
-    Each worker has its own plan and gradient and takes every n-th micro-batch; gradients are then added in the order
-    of the workers. So on one machine the same number of workers gives the same bits; another number adds in another
-    order and rounds differently. BLAS and NumPy release Python's lock while they compute, and each worker uses one BLAS
-    thread (call inside `one_blas_thread()`). A context manager, which ends the threads.
-
-    rows: sequences in a batch; workers: threads, by default one for each core, never more than there are micro-batches;
-    together: so many neighbours stay in one micro-batch (2 for pairs), and divide `rows`.
+    Each worker has its own plan and gradient, takes every n-th micro-batch, and uses one BLAS thread (call it inside
+    `one_blas_thread()`). The gradients are added in the order of the workers: on a machine, the same number of workers
+    gives bitwise identical results; a different number rounds differently. BLAS and NumPy release Python's lock while
+    they compute. As a context manager, it ends the threads. rows: sequences per batch; workers: threads, by default one
+    per core, at most one per micro-batch; together: neighbouring rows that must stay in one micro-batch (2 for pairs);
+    it must divide `rows`.
     """
 
     def __init__(
@@ -48,11 +47,11 @@ class Step:
         self.lengths: dict[int, list[Plan]] = {}
         self.fit(time)
         self.grads = [Parameters(model.config, model.dtype) for _ in range(self.workers)]
-        # A step that overflows shows in its loss or norm, which are looked at; NumPy's warnings would only add noise.
+        # An overflow shows in the loss or the norm, which are checked, so NumPy's warnings are turned off.
         self.pool = ThreadPoolExecutor(self.workers, initializer=lambda: np.seterr(all="ignore"))
         self.names = list(model.params)
 
-    memory_line = bad_rank = ""  # of the GPU's steps: what they take, and on which of many cards a number is not finite
+    memory_line = bad_rank = ""  # set by GPU steps: a line about memory, and the GPU whose numbers are not finite
 
     def __enter__(self):
         return self
@@ -61,23 +60,23 @@ class Step:
         self.pool.shutdown()
 
     def fit(self, time: int) -> None:
-        """Use the workers' plans for rows of this length, which are made when the length first comes."""
+        """Switch the workers to plans for rows of `time` tokens, which are created on first use."""
         if time not in self.lengths:
             config, dtype = self.model.config, self.model.dtype
             self.lengths[time] = [Plan(config, self.micro, time, dtype) for _ in range(self.workers)]
         self.plans = self.lengths[time]
 
     def _each(self, work: Callable) -> list:
-        """What `work` returns for each worker. An error is raised when all have ended."""
+        """Run `work` for each worker and return the results; an error is raised after all have ended."""
         futures = [self.pool.submit(work, worker) for worker in range(self.workers)]
         wait(futures)
         return [future.result() for future in futures]
 
     @ops.again()
     def gradient(self, tokens: np.ndarray, targets: np.ndarray, weigh: RowLoss | None = None) -> np.ndarray:
-        """Fill `grads` (one part each worker) for tokens [B, T], targets [B, T, K]. Returns mean nats by head [K].
+        """Compute the gradient of a batch into `grads`, one summand per worker. Returns mean nats per head, [K].
 
-        weigh: a loss of whole rows (`model.RowLoss`), whose figures are then returned.
+        tokens: [B, T]; targets: [B, T, K], -1 for "no target"; weigh: `RowLoss`, whose figures are then returned.
         """
         self.fit(tokens.shape[1])
         by_head = loss_scale(targets, self.weights)
@@ -104,7 +103,7 @@ class Step:
         return sums / np.maximum((targets >= 0).reshape(-1, targets.shape[-1]).sum(axis=0), 1)
 
     def apply(self) -> float:
-        """Add the workers' gradients, clip, move the parameters. Returns the gradient's norm before clipping."""
+        """Add the gradients, clip, and update parameters if the norm is finite. Returns the norm before clipping."""
 
         def add(worker):
             squares = 0.0
@@ -128,10 +127,10 @@ class Step:
         self._each(lambda worker: update(params, grads, names[worker :: self.workers], factor))
 
     def whole_gradient(self) -> Parameters:
-        """What the last step has moved the parameters by, up to a factor."""
+        """Return the gradient of the last step, summed over workers and clipped."""
         return self.grads[0]
 
     def __call__(self, *batch) -> tuple[np.ndarray, float]:
-        """A whole step: what `gradient` returns, and its norm. Not applied if either is not finite."""
+        """Run a step with the arguments of `gradient`, updating only if finite. Returns its result and the norm."""
         losses = self.gradient(*batch)
         return losses, self.apply() if np.isfinite(losses).all() else math.nan

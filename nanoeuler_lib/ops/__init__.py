@@ -1,19 +1,20 @@
-"""Two levels of operations, and the switch between their versions.
+"""The operations of the model on a CPU, and `use`, which switches between their versions.
 
-`ops/reference.py` holds pure pairs (`attention_forward`, `attention_backward`), the mathematics. The model calls
-composites (`attention`, `attention_back`), which write into the buffers of a plan; `ops/cpu.py` has fast ones,
-`ops/plain.py` makes plain ones from the pure pairs. A plan gives them its scratch space (`bind`) and offers them as
-`plan.op`: `plan.op.attention` is `cpu.attention`, unless a `use` says otherwise.
+There are two levels. `ops/reference.py` holds the mathematics as pairs of pure functions (`attention_forward` and
+`attention_backward`). The model calls composites (`attention` and `attention_back`), which write into the buffers of a
+plan. `ops/cpu.py` contains fast composites, and `ops/plain.py` builds slow ones from the pure pairs. A plan passes its
+scratch space to the composites (`bind`) and provides them as `plan.op`: `plan.op.attention` is `cpu.attention`, unless
+`use` has replaced it.
 
-    with ops.use(attention_backward=mine):      # a reader's function inside the real model
+    with ops.use(attention_backward=mine):      # your own function inside the real model
         model.loss_and_gradients(tokens, targets)
-    with ops.use("plain"):                      # everything by the reference
+    with ops.use("plain"):                      # the whole model runs on the reference functions
         ...
 
-In the book's notebooks a reader's function that fails inside the model is reported in one sentence. Its layer goes on
-with the book's version, and what was being computed is computed again from its beginning: see `on_failure`, `again`.
+If your function fails inside the model in one of the book's notebooks, the failure is reported in one sentence. The
+interrupted call then starts again with the book's version of that function: see `on_failure` and `again`.
 
-A reader's kernels go into the engine of a GPU: `engine.use`.
+To run your own GPU kernels in the model, see `engine.use`.
 """
 
 import functools
@@ -26,8 +27,8 @@ from types import SimpleNamespace
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops import cpu, plain, reference
 
-# Which pure functions stand behind which composites. The two halves of a layer are switched together, because a
-# backward pass only understands what its own forward pass saved.
+# Composites -> the pure functions that they compute. Forward and backward of a layer are switched together, because a
+# backward pass can only use what its own forward pass saved.
 LAYERS = {
     ("embed", "embed_back"): ("embed_forward", "embed_backward"),
     ("linear", "linear_back"): ("linear_forward", "linear_backward"),
@@ -39,7 +40,7 @@ LAYERS = {
     ("adamw",): ("adamw_step",),
     ("muon",): ("muon_step",),
 }
-GPT2_LAYERS = {  # those that `model.gpt2` has beside them
+GPT2_LAYERS = {  # the additional layers of `model.gpt2`
     ("positions", "positions_back"): ("positions_forward", "positions_backward"),
     ("add_layernorm", "add_layernorm_back"): ("layernorm_forward", "layernorm_backward"),
     ("affine", "affine_back"): ("affine_forward", "affine_backward"),
@@ -51,7 +52,7 @@ FUNCTIONS = {name: getattr(reference, name) for names in ALL_LAYERS.values() for
 
 
 def _composites(version: str, own: dict) -> SimpleNamespace:
-    """The composites of `version`; those that need one of the reader's `own` functions are made from pure functions."""
+    """Return the composites of `version`, with those that need a function in `own` built from pure functions."""
     by_hand = plain.Plain(FUNCTIONS | own)
     chosen = {}
     for composites, needs in ALL_LAYERS.items():
@@ -65,28 +66,28 @@ def _composites(version: str, own: dict) -> SimpleNamespace:
 
 @dataclass(frozen=True)
 class _InUse:
-    """What one `use` has put in place: the version, the reader's functions, and the composites made of both."""
+    """The settings of one `use`: the version, the reader's functions, and the composites that follow from both."""
 
     version: str
     own: dict
     composites: SimpleNamespace
 
 
-# Called with the functions, {name: function}, that failed inside the model, and their error; None: the error is raised.
+# Called with the functions that failed inside the model, {name: function}, and the error. If None, the error is raised.
 on_failure: Callable[[dict, Exception], None] | None = None
 _stack = [_InUse("cpu", {}, _composites("cpu", {}))]
 
 
 def active() -> SimpleNamespace:
-    """The composites now in use, by name: what the model calls."""
+    """Return the composites that the model calls now, as attributes of a namespace: `active().attention`."""
     return _stack[-1].composites
 
 
 def bind(composites: Mapping[str, Callable], scratch: Mapping) -> SimpleNamespace:
-    """The composites, those that need scratch space together with it: what `plan.op` is.
+    """Return the composites with their scratch arrays filled in, as attributes of a namespace; `plan.op` is the result.
 
-    scratch: arrays by name. A composite gets those that it takes by keyword alone: `ops/cpu.py` some, `ops/plain.py`
-    none.
+    composites: functions by name; scratch: arrays by name. Each composite receives the arrays that are its keyword-only
+    arguments. Some composites of `ops/cpu.py` have such arguments; those of `ops/plain.py` have none.
     """
     bound = {}
     for name, composite in composites.items():
@@ -97,13 +98,12 @@ def bind(composites: Mapping[str, Callable], scratch: Mapping) -> SimpleNamespac
 
 @functools.lru_cache(maxsize=256)
 def _keywords(composite: Callable) -> tuple[str, ...]:
-    """The arguments that it takes by keyword alone."""
     parameters = inspect.signature(composite).parameters.values()
     return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
 
 class _Failed(Exception):
-    """Functions in `use`, {name: function}, have failed inside the model, with an error."""
+    """Signals that functions of a `use` failed inside the model; its arguments are {name: function} and the error."""
 
 
 def _guarded(composite: Callable, mine: dict) -> Callable:
@@ -119,13 +119,15 @@ def _guarded(composite: Callable, mine: dict) -> Callable:
     return call
 
 
-_under_way: list[Callable] = []  # calls that would be made again; the outermost is the one that is
+_under_way: list[Callable] = []  # the running call that is repeated after a failure; calls inside it are not listed
 
 
 def again(state: Callable | None = None) -> Callable:
-    """A decorator: if a function in `use` fails, report it to `on_failure` and make the whole call again without it.
+    """Decorate a call so that it is repeated without a reader's function that has failed inside it.
 
-    state: of the same arguments, the arrays that the call changes, which are put back first; None if it only fills.
+    The failure is reported to `on_failure` first; if that is None, the error is raised and nothing is repeated.
+    state: a function of the call's arguments that returns the arrays which the call updates in place. They are restored
+    before the repetition. None means that the call only overwrites its results.
     """
 
     def decorator(whole):
@@ -153,36 +155,37 @@ def again(state: Callable | None = None) -> Callable:
 
 
 def _drop(failed: dict) -> None:
-    """Take functions that have failed out of every `use` that is open."""
     for i, level in enumerate(_stack):
         own = {name: f for name, f in level.own.items() if failed.get(name) is not f}
         _stack[i] = _InUse(level.version, own, _composites(level.version, own))
 
 
 def functions() -> dict:
-    """The reader's functions now in use, by name."""
+    """Return the reader's functions that are in use now, by name."""
     return _stack[-1].own
 
 
 @contextmanager
 def use(version: str | None = None, **own):
-    """Inside the `with` block the model on the CPU runs on `version` ("cpu" or "plain") and on the given functions.
+    """Run the model on a different version of its operations, or with functions of your own, inside a `with` block.
 
-    version: None keeps the one in use, as functions of an outer `use` are kept; own: functions by the names of
-    `ops/reference.py`, e.g. rmsnorm_backward=mine; the rest of the model stays fast.
-    Raises NanoEulerError on an unknown version or name, and a value that cannot be called.
+    version: "cpu", "plain", or None, which keeps the current one. own: functions under the names that they have in
+    `ops/reference.py`, for example rmsnorm_backward=mine; only their layers become slow. The functions of an outer
+    `use` stay active. Only models on the CPU are affected.
+    Raises NanoEulerError if the version or a name is unknown, or if a value is not callable.
     """
     outer = _stack[-1]
     version, all_own = version or outer.version, outer.own | own
     if version not in ("cpu", "plain"):
-        raise NanoEulerError(f"version is {version!r}, expected 'cpu' or 'plain'")
+        raise NanoEulerError(f"version must be 'cpu' or 'plain', got {version!r}")
     if "kernels" in own:
-        raise NanoEulerError("ops.use takes NumPy functions; kernels go into the engine: engine.use(kernels)")
+        raise NanoEulerError("ops.use takes NumPy functions: use your kernels with engine.use(kernels)")
     for name, function in own.items():
         if name not in FUNCTIONS:
-            raise NanoEulerError(f"no function {name!r} to replace, expected one of {', '.join(sorted(FUNCTIONS))}")
+            known = ", ".join(sorted(FUNCTIONS))
+            raise NanoEulerError(f"the function to replace must be one of {known}, got {name!r}")
         if not callable(function):
-            raise NanoEulerError(f"{name} is {function!r}, expected a function")
+            raise NanoEulerError(f"{name} must be a function, got {function!r}")
     _stack.append(_InUse(version, all_own, _composites(version, all_own)))
     try:
         yield

@@ -1,18 +1,20 @@
-"""The composites of a training step, fast on a CPU: NumPy into buffers that exist already.
+"""The composites of a training step for the CPU, in fast NumPy. The model calls them through `plan.op`.
 
-Every function writes its results into arguments that stand first, returns nothing, and allocates nothing that grows
-with the batch. Forward and backward stand side by side in the order of the model; `_back` functions add to `dx` of
-the residual stream and, where `accumulate` is true, to weight gradients. `ops/plain.py` does the same with the pure
-functions of `ops/reference.py`; the tests hold the two equal in every buffer.
+Every function writes its results into its first arguments, which are existing buffers. It returns nothing and allocates
+nothing that grows with the batch. Forward and backward (`_back`) of each layer follow each other, in the order of the
+model. The backward functions of the norms add to `dx`, the gradient of the residual stream. In the docstrings,
+dw (+)= ... means that the value is added to dw if `accumulate` is true and overwrites dw otherwise. N = B T is the
+number of positions. The tests compare every buffer with what `ops/plain.py` computes from `ops/reference.py`.
 
-What makes it fast: products write into place (`out=`); RoPE is one complex product, because q and k leave their
-projection with pairs side by side; attention computes blocks of rows, and of the future only what lies in a block;
-softmax is never normalised over its T x T entries, only the T x C result is, and no largest score is subtracted where
-`exp` does not need it; the sums of rows are products with a vector; heads are strided views; logits exist for one
-head and 256 positions at a time; what takes many passes over wide rows takes them block by block, in cache.
+These choices make the code fast (chapter 13). Products write directly into their destination (`out=`). RoPE is one
+complex product, because the projection puts the two coordinates of a pair next to each other. Attention computes blocks
+of rows, with the keys up to the end of the block only. Softmax normalises its result (T x C), not its T x T entries,
+and subtracts the maximum only if `exp` could overflow or vanish. Row sums are products with a vector. Heads are strided
+views. Logits exist for one head and 256 positions at a time. Element-wise functions process blocks of rows that stay in
+cache.
 
-What a function takes by keyword alone, `work_...`, is scratch space: `plan.shapes` has its sizes, and `ops.bind` puts
-it in, so that the model calls each function with what its equation names.
+The keyword-only arguments `work_...` are scratch space: `plan.shapes` lists their sizes, and `ops.bind` fills them in.
+So the model calls each function with only the arguments that occur in its equation.
 """
 
 import math
@@ -21,33 +23,35 @@ import numpy as np
 
 from nanoeuler_lib.ops.reference import GELU, MOVE, QUINTIC, SCHULZ_STEPS, SMALLEST
 
-BLOCK = 64  # rows that attention computes at a time
-ROWS = 128  # rows that SwiGLU computes at a time
-SAFE = 40.0  # for |x| up to here exp(x) neither overflows nor vanishes, in float32, nor do its sums and quotients
+BLOCK = 64  # rows of scores that attention computes at a time
+ROWS = 128  # rows that SwiGLU and GELU compute at a time
+SAFE = 40.0  # for |x| up to SAFE, float32 exp(x) and its sums and quotients neither overflow nor vanish
 
 
 def _cut(work, start, *shape):
-    """An array of this shape in scratch space, from its element `start` on."""
+    """Return a view of scratch space with this shape, from its element `start` on."""
     flat = work.reshape(-1)
     return flat[start : start + math.prod(shape)].reshape(shape)
 
 
 def _far_from_zero(z):
-    """Whether a softmax of z needs its largest number subtracted: two passes to know it, where the rest takes four."""
+    """Return whether softmax must subtract the maximum of z before `exp`."""
     return max(z.max(), -z.min()) > SAFE
 
 
-# --------------------------------------------------------------------------------------------------------------
-# embedding
+# ---- embedding
 
 
 def embed(x, tokens, table):
-    """x[n] = table[tokens[n]]. x: [N, D]; tokens: [B, T] with N = B T, or [N]; table: [V, D]."""
+    """Compute x[n] = table[tokens[n]]. x: [N, D]; tokens: integers [B, T] or [N]; table: [V, D]."""
     np.take(table, tokens.reshape(-1), axis=0, out=x, mode="clip")  # with "clip" NumPy writes into `out` without a copy
 
 
 def embed_back(dtable, dx, tokens, accumulate, *, work_rows):
-    """dtable[v] (+)= sum of dx[n] over positions n with tokens[n] = v, in the order of n: always the same bits."""
+    """Compute dtable[v] (+)= the sum of dx[n] over all positions n with tokens[n] = v.
+
+    dtable: [V, D]; dx: [N, D]. The sum runs in the order of n, so that the result is always bitwise the same.
+    """
     if not accumulate:
         dtable[...] = 0
     tokens = tokens.reshape(-1)
@@ -59,24 +63,23 @@ def embed_back(dtable, dx, tokens, accumulate, *, work_rows):
     dtable[ordered[first]] += np.add.reduceat(rows, first, axis=0)
 
 
-# --------------------------------------------------------------------------------------------------------------
-# linear
+# ---- linear
 
 
 def linear(y, x, w):
-    """y = x w. x: [N, I]; w: [I, O]; y: [N, O]."""
+    """Compute y = x w. x: [N, I]; w: [I, O]; y: [N, O]."""
     np.matmul(x, w, out=y)
 
 
 def linear_back(dx, dw, dy, x, w, accumulate, *, work_weight):
-    """dx = dy w^T, dw (+)= x^T dy. `dx` None skips it."""
+    """Compute dx = dy w^T and dw (+)= x^T dy. If `dx` is None, compute only dw."""
     if dx is not None:
         np.matmul(dy, w.T, out=dx)
     _product(dw, x, dy, work_weight, accumulate)
 
 
 def _product(dw, x, dy, work, accumulate):
-    """dw (+)= x^T dy, over the last two axes."""
+    """Compute dw (+)= x^T dy over the last two axes."""
     if not accumulate:
         np.matmul(x.mT, dy, out=dw)
         return
@@ -85,12 +88,14 @@ def _product(dw, x, dy, work, accumulate):
     dw += product
 
 
-# --------------------------------------------------------------------------------------------------------------
-# residual add and RMSNorm
+# ---- residual add and RMSNorm
 
 
 def add_rmsnorm(x, y, rstd, residual, update, gain, eps):
-    """x = residual + update, y = rmsnorm(x). All [N, D] but rstd [N, 1]; update None adds nothing (x is residual)."""
+    """Compute x = residual + update, then y = rmsnorm(x) with rstd = 1 / root mean square of x.
+
+    x, y, residual, update: [N, D]; rstd: [N, 1]; gain: [D]. If update is None, x is residual, and nothing is added.
+    """
     if update is not None:
         np.add(residual, update, out=x)
     np.vecdot(x, x, out=rstd[:, 0])
@@ -103,9 +108,10 @@ def add_rmsnorm(x, y, rstd, residual, update, gain, eps):
 
 
 def add_rmsnorm_back(dx, dgain, dy, x, y, rstd, gain, eps, accumulate, *, work_rows):
-    """dx += the gradient through rmsnorm; dgain (+)= its own. Overwrites dy; y, the norm's output, is for the GPU.
+    """Add the gradient through RMSNorm to dx, and compute dgain (+)= the gradient of the gain. Overwrites dy.
 
-    The sum x = residual + update hands dx to both of its terms unchanged, so there is nothing more to do.
+    dx, dy, x: [N, D]; rstd: [N, 1]; y, the output of the norm, is used on the GPU only. The sum x = residual + update
+    needs no code of its own, because dx is the gradient with respect to both terms.
     """
     product = _cut(work_rows, 0, *x.shape)
     np.multiply(dy, x, out=product)
@@ -122,14 +128,16 @@ def add_rmsnorm_back(dx, dgain, dy, x, y, rstd, gain, eps, accumulate, *, work_r
     dx += dy
 
 
-# --------------------------------------------------------------------------------------------------------------
-# query, key and value projection with RoPE
+# ---- query, key and value projection with RoPE
 
 
 def qkv_rope(qkv, y, w, rope, config, *, work_qkv_weight):
-    """qkv = y w, then turn q and k by their positions and divide q by sqrt(C). y: [N, D]; w: [D, (H+2G)C].
+    """Compute qkv = y w, rotate q and k by their positions, and divide q by sqrt(C).
 
-    The columns of each head of q and k come out paired (`Rope.order`), which no score can see: q k^T sums over them.
+    qkv: [N, (H+2G)C]; y: [N, D]; w: [D, (H+2G)C]; rope: `plan.Rope`. Within each head of
+    q and k, the columns come out in the order `rope.order`, with the two coordinates of
+    each pair next to each other. Scores do not depend on that order, because q k^T sums
+    over the columns. Chapter 13.
     """
     np.take(w, rope.order, axis=1, out=work_qkv_weight, mode="clip")
     np.matmul(y, work_qkv_weight, out=qkv)
@@ -137,7 +145,7 @@ def qkv_rope(qkv, y, w, rope, config, *, work_qkv_weight):
 
 
 def qkv_rope_back(dy, dw, dqkv, y, w, rope, config, accumulate, *, work_qkv_weight, work_weight):
-    """dy and dw of `qkv_rope`. Turns dqkv back in place."""
+    """Compute dy = dqkv w^T and dw (+)= y^T dqkv, after undoing the rotation of dqkv in place."""
     _turn(dqkv, rope.turn_back)
     np.take(w, rope.order, axis=1, out=work_qkv_weight, mode="clip")
     np.matmul(dqkv, work_qkv_weight.T, out=dy)
@@ -156,14 +164,14 @@ def _turn(qkv, turn):
     z *= turn
 
 
-# --------------------------------------------------------------------------------------------------------------
-# causal grouped-query attention
+# ---- causal grouped-query attention
 
 
 def attention(y, probs, softmax_stats, qkv, config):
-    """y = softmax(q k^T + mask) v per head. y: [N, HC]; qkv: [N, (H+2G)C]; probs: see `plan.shapes`.
+    """Compute y = softmax(q k^T + causal mask) v for each head, with q already divided by sqrt(C).
 
-    softmax_stats: [B, G, H/G, T, 1], 1 / row sums of exp(scores).
+    y: [N, HC]; qkv: [N, (H+2G)C]; probs: exp(scores), flat, in blocks of rows (`score_blocks`); softmax_stats:
+    [B, G, H/G, T, 1], 1 / row sums of exp(scores).
     """
     q, k, v = _heads(qkv, config, softmax_stats.shape)
     out = _query_heads(y, config, softmax_stats.shape)
@@ -177,17 +185,17 @@ def attention(y, probs, softmax_stats, qkv, config):
 
 
 def attention_back(dqkv, dy, y, probs, softmax_stats, qkv, config, *, work_heads, work_probs):
-    """dqkv of `attention`. Overwrites dy.
+    """Compute dqkv, the gradient of attention with respect to q, k and v. Overwrites dy.
 
-    The rows of the query heads that share a key stand below each other (`group_...`), so that one product adds up what
-    all of them send back to it.
+    dqkv, qkv: [N, (H+2G)C]; dy, y: [N, HC]. The rows of all query heads that share a key/value head are stacked into
+    one matrix (`group_...`), so that one product sums their gradients for its keys or values.
     """
     q, k, v = _heads(qkv, config, softmax_stats.shape)
     dq, dk, dv = _heads(dqkv, config, softmax_stats.shape)
     out, dout = _query_heads(y, config, softmax_stats.shape), _query_heads(dy, config, softmax_stats.shape)
-    dout *= softmax_stats  # probs lack this factor, so dout carries it
+    dout *= softmax_stats  # probs are not normalised, so dout takes the factor 1 / sum
     along = np.vecdot(dout, out)[..., None]  # sum_j dP_ij P_ij equals dout_i . out_i
-    for rows, end, p in reversed(score_blocks(probs, softmax_stats.shape)):  # first the one that reaches every key
+    for rows, end, p in reversed(score_blocks(probs, softmax_stats.shape)):  # the last one has all keys
         B, G, R, t, _ = p.shape
         dp, block = _cut(work_probs, 0, *p.shape), _cut(work_heads, 0, B, G, R, t, config.head_dim)
         group_p, group_dp, group = (x.reshape(B, G, R * t, -1) for x in (p, dp, block))
@@ -203,12 +211,15 @@ def attention_back(dqkv, dy, y, probs, softmax_stats, qkv, config, *, work_heads
 
 
 def row_blocks(time):
-    """Slices of the rows of scores that attention computes together; no row of a slice sees a key from its end on."""
+    """Return slices of at most BLOCK of `time` rows of scores; no row attends to keys from its slice's end on."""
     return [slice(start, min(start + BLOCK, time)) for start in range(0, time, BLOCK)]
 
 
 def score_blocks(probs, shape):
-    """(rows, end, scores) of each block: scores [B, G, R, rows, end], a part of `probs`, where block follows block."""
+    """Return (rows, end, scores) of each block of rows; scores [B, G, R, rows, end] is a view of `probs`.
+
+    probs: flat, the blocks one after another; shape: [B, G, R, T, 1] with R = H/G.
+    """
     blocks, start = [], 0
     for rows in row_blocks(shape[3]):
         scores = _cut(probs, start, *shape[:3], rows.stop - rows.start, rows.stop)
@@ -218,7 +229,7 @@ def score_blocks(probs, shape):
 
 
 def _exp_scores(scores):
-    """exp in place, 0 for keys in the future: above the diagonal of the last columns, which are the rows' own."""
+    """Replace a block of scores by exponentials, 0 for future keys; its last columns belong to its own rows."""
     last, far = scores[..., -scores.shape[-2] :], _far_from_zero(scores)
     last += _mask(last.shape[-1], scores.dtype)
     if far:
@@ -230,14 +241,14 @@ _masks: dict[tuple, np.ndarray] = {}
 
 
 def _mask(time, dtype):
-    """[T, T]: 0 up to the diagonal, -inf after it; made once for each length."""
+    """Return the causal mask [T, T], 0 up to the diagonal and -inf after it; each is computed once."""
     if (time, dtype) not in _masks:
         _masks[time, dtype] = np.triu(np.full((time, time), -np.inf, dtype), 1)
     return _masks[time, dtype]
 
 
 def _heads(qkv, config, shape):
-    """Views of packed qkv: q [B, G, H/G, T, C], k and v [B, G, T, C]."""
+    """Return views of packed qkv: q [B, G, H/G, T, C], k and v [B, G, T, C]."""
     B, G, R, T, _ = shape
     C = config.head_dim
     heads = qkv.reshape(B, T, -1, C).swapaxes(1, 2)  # [B, H+2G, T, C]
@@ -250,16 +261,18 @@ def _query_heads(y, config, shape):
     return y.reshape(B, T, G, R, config.head_dim).transpose(0, 2, 3, 1, 4)
 
 
-# --------------------------------------------------------------------------------------------------------------
-# SwiGLU
+# ---- SwiGLU
 
 
 def swiglu(hidden, sigmoid, gate_up):
-    """hidden = gate * sigmoid(gate) * up. gate_up: [N, 2F]; hidden, sigmoid: [N, F]."""
+    """Compute hidden = gate * sigmoid(gate) * up, and keep sigmoid(gate).
+
+    gate_up: [N, 2F]; hidden, sigmoid: [N, F]. Chapter 13.
+    """
     for h, s, gu in _row_blocks(hidden, sigmoid, gate_up):
         gate, up = _halves(gu)
         np.negative(gate, out=s)
-        with np.errstate(over="ignore"):  # exp may reach infinity, its sigmoid is then 0
+        with np.errstate(over="ignore"):  # if exp overflows, the sigmoid is 0
             np.exp(s, out=s)
         s += 1.0
         np.reciprocal(s, out=s)
@@ -268,7 +281,7 @@ def swiglu(hidden, sigmoid, gate_up):
 
 
 def swiglu_back(dgate_up, dhidden, sigmoid, gate_up, *, work_rows):
-    """dgate_up of `swiglu`. Overwrites dhidden."""
+    """Compute dgate_up [N, 2F], the gradient of SwiGLU with respect to gate and up. Overwrites dhidden [N, F]."""
     for dgu, dh, s, gu in _row_blocks(dgate_up, dhidden, sigmoid, gate_up):
         (gate, up), (dgate, dup) = _halves(gu), _halves(dgu)
         silu = _cut(work_rows, 0, *s.shape)
@@ -287,22 +300,21 @@ def _halves(gate_up):
 
 
 def _row_blocks(*arrays):
-    """The same rows of all arrays, some at a time: what is read and written in many passes stays in cache."""
+    """Yield the same ROWS rows of all arrays at a time, so that they stay in cache."""
     for start in range(0, len(arrays[0]), ROWS):
         yield [array[start : start + ROWS] for array in arrays]
 
 
-# --------------------------------------------------------------------------------------------------------------
-# GPT-2's layers
+# ---- GPT-2's layers
 
 
 def positions(x, table, time):
-    """x[b, t] += table[t]. x: [N, D] with N = B T; table: [P, D]; time: T."""
+    """Compute x[b, t] += table[t]. x: [N, D]; table: [P, D]; time: T."""
     x.reshape(-1, time, x.shape[1])[...] += table[:time]
 
 
 def positions_back(dtable, dx, time, accumulate, *, work_rows):
-    """dtable[t] (+)= sum of dx[b, t] over b; 0 for rows that no position used."""
+    """Compute dtable[t] (+)= the sum of dx[b, t] over b, 0 for t >= T. dtable: [P, D]; dx: [N, D]; time: T."""
     total = _cut(work_rows, 0, time, dx.shape[1])
     np.sum(dx.reshape(-1, *total.shape), axis=0, out=total)
     if not accumulate:
@@ -311,19 +323,19 @@ def positions_back(dtable, dx, time, accumulate, *, work_rows):
 
 
 def affine(y, x, w, b):
-    """y = x w + b. x: [N, I]; w: [I, O]; b: [O]; y: [N, O]."""
+    """Compute y = x w + b. x: [N, I]; w: [I, O]; b: [O]; y: [N, O]."""
     np.matmul(x, w, out=y)
     y += b
 
 
 def affine_back(dx, dw, db, dy, x, w, accumulate, *, work_weight):
-    """dx = dy w^T, dw (+)= x^T dy, db (+)= sum of dy over positions."""
+    """Compute dx = dy w^T, dw (+)= x^T dy, and db (+)= the sum of dy over positions."""
     linear_back(dx, dw, dy, x, w, accumulate, work_weight=work_weight)
     _sum_rows(db, dy, accumulate)
 
 
 def _sum_rows(total, rows, accumulate):
-    """total (+)= sum of the rows, as a product with ones."""
+    """Compute total (+)= the sum of the rows, as a product with a vector of ones."""
     ones = np.ones(len(rows), rows.dtype)
     if accumulate:
         total += ones @ rows
@@ -332,7 +344,10 @@ def _sum_rows(total, rows, accumulate):
 
 
 def add_layernorm(x, y, mean, rstd, residual, update, gain, bias, eps):
-    """x = residual + update, y = layernorm(x). All [N, D] but mean and rstd [N, 1]; update None adds nothing."""
+    """Compute x = residual + update, then y = layernorm(x) with the mean of x and rstd = 1 / its standard deviation.
+
+    x, y, residual, update (None: nothing is added): [N, D]; mean, rstd: [N, 1]; gain, bias: [D].
+    """
     if update is not None:
         np.add(residual, update, out=x)
     np.matmul(x, _mean(x), out=mean)
@@ -342,8 +357,8 @@ def add_layernorm(x, y, mean, rstd, residual, update, gain, bias, eps):
 
 
 def add_layernorm_back(dx, dgain, dbias, dy, x, mean, rstd, gain, eps, accumulate, *, work_rows):
-    """dx += the gradient through layernorm; dgain and dbias (+)= their own. Overwrites dy."""
-    centred = _cut(work_rows, x.size, *x.shape)  # behind what `add_rmsnorm_back` takes
+    """Add the gradient through layer normalisation to dx, and compute dgain and dbias (+)= theirs. Overwrites dy."""
+    centred = _cut(work_rows, x.size, *x.shape)  # `add_rmsnorm_back` uses the scratch space before this
     np.subtract(x, mean, out=centred)
     _sum_rows(dbias, dy, accumulate)
     add_rmsnorm_back(dx, dgain, dy, centred, None, rstd, gain, eps, accumulate, work_rows=work_rows)
@@ -351,19 +366,19 @@ def add_layernorm_back(dx, dgain, dbias, dy, x, mean, rstd, gain, eps, accumulat
 
 
 def _mean(x):
-    """[D, 1], whose product with x [N, D] is the mean of each row."""
+    """Return a column [D, 1] of 1/D: x [N, D] times it is the mean of each row."""
     return np.full((x.shape[1], 1), 1 / x.shape[1], x.dtype)
 
 
 def gelu(hidden, sigmoid, up):
-    """hidden = up (1 + tanh u) / 2 = up * sigmoid(2 u), u as in `reference.gelu_forward`. All [N, F]."""
+    """Compute hidden = up (1 + tanh u) / 2 = up * sigmoid(2 u), all [N, F]; u: see `reference.gelu_forward`."""
     r, c = GELU
     for h, s, x in _row_blocks(hidden, sigmoid, up):
         np.multiply(x, x, out=s)
         s *= -2 * r * c
         s -= 2 * r
         s *= x
-        with np.errstate(over="ignore"):  # exp may reach infinity, its sigmoid is then 0
+        with np.errstate(over="ignore"):  # if exp overflows, the sigmoid is 0
             np.exp(s, out=s)
         s += 1.0
         np.reciprocal(s, out=s)
@@ -371,7 +386,7 @@ def gelu(hidden, sigmoid, up):
 
 
 def gelu_back(dup, dhidden, sigmoid, up, *, work_rows):
-    """dup of `gelu`: dhidden s (1 + x (1 - s) 2 du/dx)."""
+    """Compute dup = dhidden s (1 + x (1 - s) 2 du/dx), the gradient of GELU, with x = up and s = sigmoid(2 u)."""
     r, c = GELU
     for dx, dh, s, x in _row_blocks(dup, dhidden, sigmoid, up):
         slope = _cut(work_rows, 0, *s.shape)
@@ -386,16 +401,15 @@ def gelu_back(dup, dhidden, sigmoid, up, *, work_rows):
         np.multiply(dh, slope, out=dx)
 
 
-# --------------------------------------------------------------------------------------------------------------
-# prediction heads with softmax cross-entropy
+# ---- prediction heads with softmax cross-entropy
 
 
 def heads_loss(losses, dy, dw, y, w, targets, scale, accumulate, *, work_logits, work_weight):
-    """Losses of all prediction heads at all positions, and the gradients of their weighted sum; logits are not kept.
+    """Compute the losses of all prediction heads at all positions, and the gradients of their weighted sum.
 
-    losses: [N, K], nats; y: [N, D]; w: [D, K V]; targets: [N, K] with -1 for "no target"; scale: [K], the weight of
-    one position in the loss, or [N, K], a weight of either sign for each, so that the loss is (losses * scale).sum().
-    dy: [N, D]; dw: [D, K V]. With dy and dw None only the losses are computed.
+    losses: [N, K] in nats, 0 without a target; y: [N, D]; w: [D, K V]; targets: [N, K], -1 for "no target"; scale: [K],
+    a weight per head, or [N, K], a weight of either sign per position and head. The loss is (losses * scale).sum().
+    dy: [N, D]; dw (+)=: [D, K V]. If dy and dw are None, only the losses are computed. Logits are not kept.
     """
     (N, D), K = y.shape, losses.shape[1]
     scale = np.broadcast_to(scale, (N, K))
@@ -408,14 +422,14 @@ def heads_loss(losses, dy, dw, y, w, targets, scale, accumulate, *, work_logits,
             np.matmul(y[rows], w[:, columns], out=z)
             if _far_from_zero(z):
                 z -= z.max(axis=1, keepdims=True)
-            pick = (np.arange(len(z)), target)  # -1 picks the last column, whose weight is then 0
+            pick = (np.arange(len(z)), target)  # a target of -1 reads the last column; its weight is 0
             at_target = z[pick]
             np.exp(z, out=z)
             total = z @ np.ones(V, z.dtype)
             losses[rows, head] = np.where(target >= 0, np.log(total) - at_target, 0)
             if dw is None:
                 continue
-            # no gradient: 8% of a step of `small` when no later head counts
+            # a head with weight 0 has no gradient: skipping it saves 8% of a step of `small` if only head 0 counts
             if head > 0 and not scale[:, head].any():
                 if not accumulate:
                     dw[:, columns] = 0
@@ -432,12 +446,11 @@ def heads_loss(losses, dy, dw, y, w, targets, scale, accumulate, *, work_logits,
                 dy[rows] += part
 
 
-# --------------------------------------------------------------------------------------------------------------
-# AdamW
+# ---- AdamW
 
 
 def adamw(p, g, m, v, step, rate, beta1, beta2, eps, decay, block=32768):
-    """One AdamW step in place, block by block so that all that a block needs stays in cache. All [n], flat."""
+    """Take an AdamW step in place, in blocks that stay in cache. p, g, m, v: [n]; see `reference.adamw_step`."""
     a, b = np.empty((2, min(block, p.size)), p.dtype)
     correct1, correct2 = 1 - beta1**step, 1 - beta2**step
     for start in range(0, p.size, block):
@@ -461,12 +474,11 @@ def adamw(p, g, m, v, step, rate, beta1, beta2, eps, decay, block=32768):
         pp -= aa
 
 
-# --------------------------------------------------------------------------------------------------------------
-# Muon
+# ---- Muon
 
 
 def muon(p, g, m, rate, beta, decay, widths=None):
-    """One step of Muon in place. p, g, m: [R, C]; widths: as of `reference.muon_step`."""
+    """Take one step of Muon in place. p, g, m: [R, C]; the other arguments: see `reference.muon_step`."""
     m *= beta
     m += g
     u = m * beta
@@ -481,7 +493,7 @@ def muon(p, g, m, rate, beta, decay, widths=None):
 
 
 def _newton_schulz(u):
-    """`reference.newton_schulz` without transposing: of a tall matrix the smaller Gram matrix stands on the right."""
+    """Compute `reference.newton_schulz` without transposing: a tall x is multiplied by its Gram matrix on the right."""
     (a, b, c), wide = QUINTIC, u.shape[0] <= u.shape[1]
     x = u / max(float(np.linalg.norm(u)), SMALLEST)
     y, side = np.empty_like(x), min(x.shape)

@@ -1,8 +1,8 @@
-"""The composites of a training step, each written with the pure functions of `ops/reference.py`.
+"""The composites of a training step, built from the pure functions of `ops/reference.py`.
 
-Slow and plain: the arguments of `ops/cpu.py` without scratch space, the mathematics of the reference. It is what the
-fast operations are compared with, and what carries a reader's own function into the real model (`ops.use`). Nothing is
-kept between forward and backward: the pure functions make it cheap to think about, so `_back` runs the forward again.
+They take the arguments of `ops/cpu.py` without the scratch space, and are slow. The tests compare the fast operations
+with them, and `ops.use` runs a reader's own function inside the real model through them. No value is kept between the
+forward and the backward pass: each `_back` method first runs the forward function again, which is slow but simple.
 """
 
 import math
@@ -13,7 +13,11 @@ from nanoeuler_lib.errors import NanoEulerError
 
 
 class Plain:
-    """Composites made from a table of pure functions: {"rmsnorm_forward": function, ...}."""
+    """Compute each composite with a table of pure functions, {"rmsnorm_forward": function, ...}.
+
+    Each method has the arguments of the function of the same name in `ops/cpu.py`, and writes the same results.
+    Raises NanoEulerError if a function of the table returns a wrong shape, or values that are not real numbers.
+    """
 
     def __init__(self, functions: dict):
         self.f = functions
@@ -38,7 +42,7 @@ class Plain:
     def add_rmsnorm(self, x, y, rstd, residual, update, gain, eps):
         if update is not None:
             x[...] = residual + update
-        # `ops/cpu.py`'s backward reads it
+        # the backward pass of `ops/cpu.py` reads rstd
         rstd[...] = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
         _store(y, self.f["rmsnorm_forward"](x, gain, eps)[0])
 
@@ -105,7 +109,7 @@ class Plain:
     def add_layernorm(self, x, y, mean, rstd, residual, update, gain, bias, eps):
         if update is not None:
             x[...] = residual + update
-        # `ops/cpu.py`'s backward reads them
+        # the backward pass of `ops/cpu.py` reads mean and rstd
         mean[...] = x.mean(axis=-1, keepdims=True)
         rstd[...] = 1 / np.sqrt(x.var(axis=-1, keepdims=True) + eps)
         _store(y, self.f["layernorm_forward"](x, gain, bias, eps)[0])
@@ -147,11 +151,11 @@ class Plain:
 
 
 def _store(out, value, accumulate=False):
-    """Put a function's result where the model looks for it: an array or lists of out's shape, of real numbers."""
+    """Write a function's result, an array or nested lists of real numbers, into `out`, or add it."""
     value = np.asarray(value)
     if value.shape != out.shape or value.dtype.kind not in "fiu":
         found, wanted = f"{value.dtype} {list(value.shape)}", f"{out.dtype} {list(out.shape)}"
-        raise NanoEulerError(f"a function of the model returned {found}, expected {wanted}")
+        raise NanoEulerError(f"the result of a function of the model must be {wanted}, got {found}")
     if accumulate:
         out += value
     else:
@@ -159,17 +163,16 @@ def _store(out, value, accumulate=False):
 
 
 def _rows(x, time):
-    """[N, D] to [B, T, D]."""
     return x.reshape(-1, time, x.shape[1])
 
 
 def _split(qkv, time, config):
-    """Packed [N, (H+2G)C] to q [B, H, T, C], k and v [B, G, T, C]."""
+    """Return q [B, H, T, C], k and v [B, G, T, C] of packed qkv [N, (H+2G)C]."""
     H, G, C = config.heads, config.kv_heads, config.head_dim
     packed = np.reshape(qkv, (-1, time, H + 2 * G, C)).swapaxes(1, 2)  # [B, H+2G, T, C]
     return packed[:, :H], packed[:, H : H + G], packed[:, H + G :]
 
 
 def _pack(out, *heads):
-    """Heads [B, *, T, C] side by side into out [N, ...]."""
+    """Write arrays of heads [B, *, T, C] next to each other into out [N, ...]."""
     _store(out, np.concatenate(heads, axis=1).swapaxes(1, 2).reshape(out.shape))

@@ -1,15 +1,15 @@
-"""The truth: each layer of the model as a pure pair of functions, in NumPy, in any float dtype.
+"""The reference implementation: each layer of the model as a pair of pure NumPy functions, in any float dtype.
 
 Every layer is a pair
 
     y, saved = f_forward(x, ...)        # saved: what the backward pass needs, and nothing else
     grads    = f_backward(dy, saved)    # dy: gradient of the loss with respect to y
 
-and nothing here changes its arguments, keeps state or is tuned for speed. The chapters derive these functions one
-by one and show the same text; `ops/cpu.py` and the kernels are checked against them.
+The functions do not change their arguments, keep no state and are not tuned for speed. The chapters derive them one by
+one and show the same text. The tests compare `ops/cpu.py` and the GPU kernels with them.
 
 Shapes: B batch, T time, D model width, H query heads, G key/value heads, C head width, F feed-forward width,
-V vocabulary. A leading `...` stands for any number of axes.
+V vocabulary. A leading `...` means any number of axes. A gradient `dx` has the shape of `x`.
 """
 
 import math
@@ -23,20 +23,21 @@ import numpy as np
 def embed_forward(tokens, table):
     """Look up one row of `table` for each token.
 
-    tokens: integers [B, T] in [0, V); table: [V, D]. Returns x [B, T, D].
+    tokens: integers [B, T] in [0, V); table: [V, D]. Returns x [B, T, D]. Chapter 00.
     """
     x = table[tokens]  # [B, T] -> [B, T, D]
     return x, (tokens, table.shape)
 
 
 def embed_backward(dx, saved):
-    """Add each position's gradient to the row that it came from.
+    """Add the gradient at each position to the table row that was looked up there.
 
-    dx: [B, T, D]. Returns dtable [V, D]. A token that occurs n times receives n gradients.
+    dx: [B, T, D]. Returns dtable [V, D]. The row of a token that occurs n times
+    receives the sum of n gradients.
     """
     tokens, shape = saved
     dtable = np.zeros(shape, dx.dtype)
-    np.add.at(dtable, tokens, dx)  # unlike dtable[tokens] += dx, repeated tokens all count
+    np.add.at(dtable, tokens, dx)  # dtable[tokens] += dx would count a repeated token once
     return dtable
 
 
@@ -45,21 +46,21 @@ def embed_backward(dx, saved):
 
 
 def linear_forward(x, w):
-    """Multiply by a weight matrix, without a bias.
+    """Multiply x by a weight matrix, without a bias.
 
-    x: [..., I]; w: [I, O]. Returns y [..., O].
+    x: [..., I]; w: [I, O]. Returns y [..., O]. Chapter 03.
     """
     return x @ w, (x, w)  # [..., I] @ [I, O] -> [..., O]
 
 
 def linear_backward(dy, saved):
-    """Gradients of `linear_forward`.
+    """Compute the gradients of the product x w with respect to x and w.
 
-    dy: [..., O]. Returns dx [..., I] and dw [I, O].
+    dy: [..., O]. Returns dx [..., I] and dw [I, O]. Chapter 03.
     """
     x, w = saved
     dx = dy @ w.T  # [..., O] @ [O, I] -> [..., I]
-    rows_x = x.reshape(-1, x.shape[-1])  # [N, I], N the product of the leading axes
+    rows_x = x.reshape(-1, x.shape[-1])  # [N, I]; N is the product of the leading axes
     rows_dy = dy.reshape(-1, dy.shape[-1])  # [N, O]
     dw = rows_x.T @ rows_dy  # [I, N] @ [N, O] -> [I, O]
     return dx, dw
@@ -81,10 +82,11 @@ def rmsnorm_forward(x, gain, eps=1e-5):
 
 
 def rmsnorm_backward(dy, saved):
-    """Gradients of `rmsnorm_forward`.
+    """Compute the gradients of RMSNorm with respect to x and gain.
 
-    dy: [..., D]. Returns dx [..., D] and dgain [D]. The subtracted term removes the part of the gradient that points
-    along x, because scaling x leaves y unchanged (but for eps).
+    dy: [..., D]. Returns dx [..., D] and dgain [D]. The subtracted term removes the
+    component of the gradient along x, because scaling x does not change y (except for
+    the effect of eps). Chapter 08.
     """
     normed, rstd, gain = saved
     dgain = (dy * normed).reshape(-1, gain.size).sum(axis=0)  # [..., D] -> [D]
@@ -99,10 +101,11 @@ def rmsnorm_backward(dy, saved):
 
 
 def rope_tables(time, width, theta=10000.0, dtype=np.float64):
-    """Cosines and sines of the angles by which RoPE turns each pair of coordinates.
+    """Compute the cosines and sines of the angles by which RoPE rotates each pair.
 
-    time: T positions 0..T-1; width: C, even; theta: the base. Returns cos, sin, both [T, C/2]; pair j at position t
-    turns by the angle t * theta**(-2j/C), in radians. Su et al. 2021, equation 15.
+    time: T, for positions 0 to T-1; width: C, even; theta: base of the frequencies.
+    Returns cos and sin, both [T, C/2]. The angle of pair j at position t is
+    t * theta**(-2j/C), in radians. Su et al. 2021, equation 15. Chapter 07.
     """
     frequency = theta ** (-np.arange(0, width, 2) / width)  # [C/2]
     angle = np.outer(np.arange(time), frequency)  # [T, C/2]
@@ -110,9 +113,10 @@ def rope_tables(time, width, theta=10000.0, dtype=np.float64):
 
 
 def rope_forward(x, cos, sin):
-    """Turn the pair (x[j], x[j + C/2]) of each vector by the angle of its position.
+    """Rotate each pair (x[j], x[j + C/2]) of a vector by the angle of its position.
 
-    x: [..., T, C]; cos, sin: [T, C/2]. Returns y [..., T, C].
+    x: [..., T, C]; cos, sin: [T, C/2], from `rope_tables`. Returns y [..., T, C].
+    Chapter 07.
     """
     x1, x2 = np.split(x, 2, axis=-1)  # [..., T, C/2] each
     y = np.concatenate([x1 * cos - x2 * sin, x1 * sin + x2 * cos], axis=-1)
@@ -120,9 +124,10 @@ def rope_forward(x, cos, sin):
 
 
 def rope_backward(dy, saved):
-    """Turn the gradient back: the transpose of a rotation is the rotation by the opposite angle.
+    """Rotate the gradient by the opposite angles.
 
-    dy: [..., T, C]. Returns dx [..., T, C].
+    dy: [..., T, C]. Returns dx [..., T, C]. The gradient of y = R x is R^T dy, and the
+    transpose of a rotation is the rotation by the opposite angle. Chapter 07.
     """
     cos, sin = saved
     return rope_forward(dy, cos, -sin)[0]
@@ -133,14 +138,15 @@ def rope_backward(dy, saved):
 
 
 def attention_forward(q, k, v):
-    """Let every position average the values at itself and before it, weighted by how well query and key agree.
+    """Average the values up to each position, weighted by softmax of q k^T / sqrt(C).
 
-    q: [B, H, T, C]; k, v: [B, G, T, C] with H a multiple of G: each key/value head serves H/G query heads.
-    Returns y [B, H, T, C]. Vaswani et al. 2017, equation 1; Ainslie et al. 2023 for the groups. Chapter 06.
+    q: [B, H, T, C]; k, v: [B, G, T, C], where H is a multiple of G, and each key/value
+    head serves H/G query heads. Returns y [B, H, T, C]. Vaswani et al. 2017, equation 1;
+    grouped queries: Ainslie et al. 2023. Chapters 06 and 15.
     """
     B, H, T, C = q.shape
     G = k.shape[1]
-    qg = q.reshape(B, G, H // G, T, C)  # query heads that share a key/value head stand together
+    qg = q.reshape(B, G, H // G, T, C)  # group the query heads by their key/value head
     kg, vg = k[:, :, None], v[:, :, None]  # [B, G, 1, T, C]
     # [B, G, H/G, T, C] @ [B, G, 1, C, T] -> [B, G, H/G, T, T]
     scores = qg @ kg.swapaxes(-1, -2) / math.sqrt(C)
@@ -153,17 +159,17 @@ def attention_forward(q, k, v):
 
 
 def attention_backward(dy, saved):
-    """Gradients of `attention_forward`.
+    """Compute the gradients of causal attention with respect to q, k and v.
 
-    dy: [B, H, T, C]. Returns dq [B, H, T, C], dk and dv [B, G, T, C]; the gradients of the query heads that share a
-    key/value head add up.
+    dy: [B, H, T, C]. Returns dq [B, H, T, C], dk and dv [B, G, T, C]. The gradients
+    from all query heads that share a key/value head are summed. Chapters 06 and 15.
     """
     qg, kg, vg, probs = saved
     B, G, R, T, C = qg.shape
     dyg = dy.reshape(B, G, R, T, C)
     dvg = probs.swapaxes(-1, -2) @ dyg  # [.., T, T]^T @ [.., T, C] -> [B, G, R, T, C]
     dprobs = dyg @ vg.swapaxes(-1, -2)  # [B, G, R, T, T]
-    # 0 where probs is 0: no mask needed
+    # dscores is 0 where probs is 0, so the future needs no mask here
     dscores = probs * (dprobs - (dprobs * probs).sum(axis=-1, keepdims=True))
     dscores /= math.sqrt(C)
     dqg = dscores @ kg  # [B, G, R, T, C]
@@ -176,19 +182,21 @@ def attention_backward(dy, saved):
 
 
 def swiglu_forward(gate, up):
-    """Multiply `up` by the SiLU of `gate`, coordinate by coordinate.
+    """Multiply `up` by SiLU(gate) = gate * sigmoid(gate), coordinate by coordinate.
 
-    gate, up: [..., F]. Returns y = gate * sigmoid(gate) * up, [..., F]. Shazeer 2020, equation 5.
+    gate, up: [..., F]. Returns y = gate * sigmoid(gate) * up, [..., F]. Shazeer 2020,
+    equation 5. Chapter 09.
     """
-    with np.errstate(over="ignore"):  # exp(-gate) may reach infinity; the sigmoid is then 0, as it should be
+    with np.errstate(over="ignore"):  # if exp(-gate) overflows, sigmoid is 0, as it should be
         sigmoid = 1.0 / (1.0 + np.exp(-gate))
     return gate * sigmoid * up, (gate, up, sigmoid)
 
 
 def swiglu_backward(dy, saved):
-    """Gradients of `swiglu_forward`.
+    """Compute the gradients of SwiGLU with respect to gate and up.
 
-    dy: [..., F]. Returns dgate and dup [..., F]. d/dg [g s(g)] = s + g s (1 - s).
+    dy: [..., F]. Returns dgate and dup, [..., F]. With the sigmoid s = s(g), the
+    derivative of SiLU is d/dg [g s] = s + g s (1 - s). Chapter 09.
     """
     gate, up, sigmoid = saved
     silu = gate * sigmoid
@@ -202,19 +210,19 @@ def swiglu_backward(dy, saved):
 
 
 def affine_forward(x, w, b):
-    """Multiply by a weight matrix and add a bias.
+    """Multiply x by a weight matrix and add a bias.
 
-    x: [..., I]; w: [I, O], as GPT-2's files have it; b: [O]. Returns y [..., O].
+    x: [..., I]; w: [I, O], the layout of GPT-2's files; b: [O]. Returns y [..., O].
     """
     y, saved = linear_forward(x, w)
     return y + b, saved
 
 
 def affine_backward(dy, saved):
-    """Gradients of `affine_forward`.
+    """Compute the gradients of y = x w + b with respect to x, w and b.
 
-    dy: [..., O]. Returns dx [..., I], dw [I, O] and db [O]. The bias is added at every position, so their gradients
-    add up.
+    dy: [..., O]. Returns dx [..., I], dw [I, O] and db [O]. The bias is added at every position, so db is the sum of
+    dy over all positions.
     """
     dx, dw = linear_backward(dy, saved)
     db = dy.reshape(-1, dy.shape[-1]).sum(axis=0)  # [..., O] -> [O]
@@ -222,10 +230,11 @@ def affine_backward(dy, saved):
 
 
 def layernorm_forward(x, gain, bias, eps=1e-5):
-    """Take each vector's mean away, divide by its standard deviation, then scale and shift each coordinate.
+    """Subtract each vector's mean, divide by its standard deviation, then scale and shift each coordinate.
 
-    x: [..., D]; gain, bias: [D]; eps: added to the variance. Returns y [..., D]. Of a vector without a mean, standard
-    deviation and root mean square are one: this is RMSNorm of x - mean(x). Ba, Kiros and Hinton 2016, equation 4.
+    x: [..., D]; gain, bias: [D]; eps: added to the variance. Returns y [..., D]. The standard deviation of x is the
+    root mean square of x - mean(x), so this is RMSNorm of x - mean(x), plus a bias. Ba, Kiros and Hinton 2016,
+    equation 4.
     """
     centred = x - np.mean(x, axis=-1, keepdims=True)  # [..., D]
     y, saved = rmsnorm_forward(centred, gain, eps)
@@ -233,10 +242,10 @@ def layernorm_forward(x, gain, bias, eps=1e-5):
 
 
 def layernorm_backward(dy, saved):
-    """Gradients of `layernorm_forward`.
+    """Compute the gradients of layer normalisation with respect to x, gain and bias.
 
-    dy: [..., D]. Returns dx [..., D], dgain and dbias [D]. x - mean(x) is x times the matrix I - 1/D, whose entries
-    off the diagonal are all -1/D; it is symmetric, so the gradient loses its mean as x did.
+    dy: [..., D]. Returns dx [..., D], dgain and dbias [D]. Subtracting the mean multiplies x by I - J/D, where all
+    entries of J are 1. This matrix is symmetric, so the backward pass subtracts the mean of the gradient.
     """
     dcentred, dgain = rmsnorm_backward(dy, saved)
     dx = dcentred - np.mean(dcentred, axis=-1, keepdims=True)
@@ -248,7 +257,7 @@ GELU = math.sqrt(2 / math.pi), 0.044715  # r and c of u = r (x + c x^3)
 
 
 def gelu_forward(x):
-    """Multiply each number by the chance that a normal one is below it, in the approximation that GPT-2 uses.
+    """Multiply each x by the normal distribution function at x, in the tanh approximation that GPT-2 uses.
 
     x: [..., F]. Returns y = x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), [..., F]. Hendrycks and Gimpel
     2016, section 2.
@@ -259,10 +268,10 @@ def gelu_forward(x):
 
 
 def gelu_backward(dy, saved):
-    """Gradient of `gelu_forward`.
+    """Compute the gradient of GELU with respect to x.
 
-    dy: [..., F]. Returns dx [..., F]. d/dx [x (1 + tanh u) / 2] = (1 + tanh u) / 2 + x (1 - tanh^2 u) / 2 du/dx, and
-    du/dx = r (1 + 3 c x^2).
+    dy: [..., F]. Returns dx [..., F]. With u = r (x + c x^3), the derivative d/dx [x (1 + tanh u) / 2] is
+    (1 + tanh u) / 2 + x (1 - tanh^2 u) / 2 du/dx, and du/dx = r (1 + 3 c x^2).
     """
     (r, c), (x, tanh) = GELU, saved
     slope = r * (1.0 + 3 * c * x * x)
@@ -272,16 +281,16 @@ def gelu_backward(dy, saved):
 def positions_forward(x, table):
     """Add row t of a table to the vector at position t.
 
-    x: [B, T, D]; table: [P, D] with P at least T. Returns y [B, T, D]. Gehring et al. 2017, section 3.1.
+    x: [B, T, D]; table: [P, D], P >= T. Returns y [B, T, D]. Gehring et al. 2017, section 3.1.
     """
     return x + table[: x.shape[1]], table.shape  # [B, T, D] + [T, D]
 
 
 def positions_backward(dy, saved):
-    """Gradients of `positions_forward`.
+    """Compute the gradients of learned positions with respect to x and the table.
 
-    dy: [B, T, D]. Returns dx [B, T, D], which is dy, and dtable [P, D]: row t is added to every sequence, so their
-    gradients add up; rows from T on were not used.
+    dy: [B, T, D]. Returns dx [B, T, D], which equals dy, and dtable [P, D]. Row t is added to every sequence of the
+    batch, so its gradient is a sum over the batch; rows from T on are unused and get 0.
     """
     dtable = np.zeros(saved, dy.dtype)
     dtable[: dy.shape[1]] = dy.sum(axis=0)  # [B, T, D] -> [T, D]
@@ -293,22 +302,24 @@ def positions_backward(dy, saved):
 
 
 def cross_entropy_forward(logits, targets):
-    """Surprise at each target, in nats; a target of -1 costs nothing.
+    """Compute the surprise at each target in nats; it is 0 where the target is -1.
 
-    logits: [..., V]; targets: integers [...] in [-1, V). Returns losses [...]: log sum exp(logits) - logits[target].
+    logits: [..., V]; targets: integers [...] in [-1, V). Returns losses [...]:
+    log sum exp(logits) - logits[target]. Chapter 03.
     """
     valid = targets >= 0
-    column = np.where(valid, targets, 0)[..., None]  # any column will do where the target is -1
-    shifted = logits - logits.max(axis=-1, keepdims=True)  # exp cannot overflow
+    column = np.where(valid, targets, 0)[..., None]  # where the target is -1, any column will do
+    shifted = logits - logits.max(axis=-1, keepdims=True)  # at most 0: exp cannot overflow
     log_sum = np.log(np.exp(shifted).sum(axis=-1, keepdims=True))  # [..., 1]
     losses = (log_sum - np.take_along_axis(shifted, column, axis=-1))[..., 0]  # [...]
     return np.where(valid, losses, 0.0), (np.exp(shifted - log_sum), column, valid)
 
 
 def cross_entropy_backward(dlosses, saved):
-    """Gradient of `cross_entropy_forward`: softmax minus one-hot, times the incoming gradient.
+    """Compute the gradient of the surprises with respect to the logits.
 
-    dlosses: [...]. Returns dlogits [..., V], zero where the target is -1.
+    dlosses: [...]. Returns dlogits [..., V]: (softmax - one-hot target) * dloss, and 0
+    where the target is -1. Chapter 03.
     """
     probs, column, valid = saved
     dlogits = probs.copy()
@@ -322,10 +333,12 @@ def cross_entropy_backward(dlosses, saved):
 
 
 def adamw_step(p, g, m, v, step, rate, beta1, beta2, eps, decay):
-    """One step of AdamW for one tensor.
+    """Take one step of AdamW for one tensor.
 
-    p, g, m, v: parameter, gradient, first and second moment, of one shape; step: 1 for the first; rate, beta1,
-    beta2, eps, decay: numbers. Returns the new p, m, v. Loshchilov and Hutter 2019, algorithm 2.
+    p, g, m, v: parameter, gradient, first and second moment, all of the same shape;
+    step: 1 for the first; rate: learning rate; beta1, beta2: decay of the moments; eps:
+    added to the denominator; decay: weight decay. Returns the new p, m and v.
+    Loshchilov and Hutter 2019, algorithm 2. Chapter 11.
     """
     m = m + (1 - beta1) * (g - m)
     v = v + (1 - beta2) * (g * g - v)
@@ -338,23 +351,24 @@ def adamw_step(p, g, m, v, step, rate, beta1, beta2, eps, decay):
 # --------------------------------------------------------------------------------------------------------------
 # Muon
 
-QUINTIC = 3.4445, -4.7750, 2.0315  # Jordan et al. 2024: steep at 0, so that small singular values grow fast
+QUINTIC = 3.4445, -4.7750, 2.0315  # of f, Jordan et al. 2024: steep at 0, so small values grow fast
 SCHULZ_STEPS = 5
-MOVE = 0.2  # root mean square of a step in rates, as AdamW's was seen to be: Liu et al. 2025, section 2.2
-SMALLEST = 1e-15  # a norm below is none: squares of float32 are not numbers to divide by there
+MOVE = 0.2  # RMS of a step / learning rate, as measured for AdamW: Liu et al. 2025, section 2.2
+SMALLEST = 1e-15  # least norm to divide by: squares of smaller float32 numbers underflow
 
 
 def newton_schulz(u):
-    """Make all singular values of a matrix about 1, and leave its singular vectors as they are.
+    """Bring all singular values of a matrix close to 1, and keep its singular vectors.
 
-    u: [R, C]. For u / ||u|| = U S V^T returns U f(f(f(f(f(S))))) V^T, [R, C], with f(s) = 3.4445 s - 4.7750 s^3 +
-    2.0315 s^5 for each singular value: an odd polynomial of a matrix needs products alone. f takes [0.6818, 1.2024]
-    into itself, and five times f takes all from 0.00151 to 1 there; smaller ones grow up to 485-fold. Jordan et al.
-    2024.
+    u: [R, C]. If u / ||u|| = U S V^T, returns U f(f(f(f(f(S))))) V^T, [R, C], where
+    f(s) = 3.4445 s - 4.7750 s^3 + 2.0315 s^5 acts on each singular value. An odd
+    polynomial of a matrix needs only matrix products. f maps [0.6818, 1.2024] into
+    itself, and five applications bring every value from 0.00151 to 1 into this interval;
+    smaller values grow up to 485-fold. Jordan et al. 2024. Chapter A2.
     """
     a, b, c = QUINTIC
-    x = u if u.shape[0] <= u.shape[1] else u.T  # the smaller Gram matrix
-    x = x / max(np.linalg.norm(x), SMALLEST)  # singular values up to 1
+    x = u if u.shape[0] <= u.shape[1] else u.T  # so that x x^T is the smaller Gram matrix
+    x = x / max(np.linalg.norm(x), SMALLEST)  # singular values at most 1
     for _ in range(SCHULZ_STEPS):
         gram = x @ x.T  # U S^2 U^T
         x = a * x + (b * gram + c * gram @ gram) @ x  # U (a S + b S^3 + c S^5) V^T
@@ -362,12 +376,14 @@ def newton_schulz(u):
 
 
 def muon_step(p, g, m, rate, beta, decay, widths=None):
-    """One step of Muon for one matrix: the gradient's directions, all at the same speed.
+    """Take one step of Muon for one matrix: move equally far in all singular directions.
 
-    p, g, m: parameter, gradient, momentum, [R, C]; rate, beta, decay: numbers; widths: columns of matrices that stand
-    side by side in p and are orthogonalised each alone, by default one. Returns the new p and m. Jordan et al. 2024
-    with Nesterov's momentum; Liu et al. 2025, section 2.2, for the factor: with it the root mean square of a step is
-    about 0.2 rates, whatever the shape, as they saw of AdamW.
+    p, g, m: parameter, gradient and momentum, [R, C]; rate: learning rate; beta: decay
+    of the momentum; decay: weight decay; widths: numbers of columns of the matrices that
+    p consists of, by default one matrix; each is orthogonalised separately. Returns the
+    new p and m. Jordan et al. 2024, with Nesterov momentum. The factor is from Liu et
+    al. 2025, section 2.2: it makes the root mean square of a step about 0.2 times the
+    learning rate for every shape, as they measured for AdamW. Chapter A2.
     """
     m = beta * m + g
     u = g + beta * m

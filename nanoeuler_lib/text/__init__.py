@@ -1,1 +1,1 @@
-"""Text on its way to a model: bytes to tokens, files to documents and batches, turns and examples, shards on disk."""
+"""Prepare text for a model: tokenizers, reading files, documents and batches, conversations, token shards on disk."""

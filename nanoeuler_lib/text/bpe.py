@@ -1,8 +1,9 @@
-"""Byte-pair encoding on a page, as chapter 01 derives it: plain and slow.
+"""Byte-pair encoding (BPE) in its simplest form, short and slow. Chapter 01 derives it.
 
 Training counts the pairs of neighbouring tokens, merges the most frequent pair everywhere, and repeats. Encoding merges
-a word's neighbours in the order in which training found their pairs. A merge is a pair of ids: 0..255 are bytes, and
-merge i makes the id 256 + i. `text.tokenizer` computes the same merges and ids faster, and is tested against this.
+the neighbours in a word in the order in which training found their pairs. A merge is a pair of ids. Ids 0 to 255 are
+bytes, and merge i creates the id 256 + i. `text.tokenizer` computes the same merges and ids faster; its tests use this
+module as the reference.
 """
 
 from collections import Counter
@@ -12,7 +13,10 @@ from nanoeuler_lib.text.tokenizer import split_words
 
 
 def count_pairs(words: list[list[int]]) -> Counter[tuple[int, int]]:
-    """How often each pair of neighbours (a, b) occurs in the words, lists of ids; places that overlap all count."""
+    """Count how often each pair of neighbours (a, b) occurs in words, which are lists of ids.
+
+    Overlapping occurrences all count: [1, 1, 1] contains (1, 1) twice.
+    """
     counts = Counter()
     for word in words:
         counts.update(pairwise(word))
@@ -20,7 +24,10 @@ def count_pairs(words: list[list[int]]) -> Counter[tuple[int, int]]:
 
 
 def merge_pair(ids: list[int], pair: tuple[int, int], new: int) -> list[int]:
-    """A new list in which each place of the pair, from left to right, has become the id `new`."""
+    """Return a copy of ids with each occurrence of the pair, from the left, replaced by `new`.
+
+    For example, [1, 1, 1] becomes [new, 1] for the pair (1, 1).
+    """
     merged, i = [], 0
     while i < len(ids):
         if tuple(ids[i : i + 2]) == pair:
@@ -33,7 +40,11 @@ def merge_pair(ids: list[int], pair: tuple[int, int], new: int) -> list[int]:
 
 
 def train_bpe(words: list[bytes], number: int) -> list[tuple[int, int]]:
-    """The first `number` merges of words, or fewer if no pair is left; of equally frequent pairs the greater bytes."""
+    """Find the first `number` merges; of equally frequent pairs, take the greater bytes.
+
+    words: all words of the text as bytes. The list is shorter if no pair is left.
+    Sennrich et al. 2016, algorithm 1.
+    """
     words = [list(word) for word in words]
     tokens = [bytes([byte]) for byte in range(256)]
     merges = []
@@ -49,7 +60,7 @@ def train_bpe(words: list[bytes], number: int) -> list[tuple[int, int]]:
 
 
 def bytes_of_tokens(merges: list[tuple[int, int]]) -> list[bytes]:
-    """The bytes that each id stands for."""
+    """Return the bytes of each id: the 256 bytes, then the tokens that merges create."""
     tokens = [bytes([byte]) for byte in range(256)]
     for a, b in merges:
         tokens.append(tokens[a] + tokens[b])
@@ -57,7 +68,10 @@ def bytes_of_tokens(merges: list[tuple[int, int]]) -> list[bytes]:
 
 
 def encode_word(word: bytes, merges: list[tuple[int, int]]) -> list[int]:
-    """The ids of a word: while a pair of neighbours is a merge, the earliest such merge is made."""
+    """Encode a word: apply the earliest merge that occurs in it, until no merge occurs.
+
+    Returns the ids of the word's tokens.
+    """
     number = {pair: i for i, pair in enumerate(merges)}
     ids = list(word)
     while pairs := number.keys() & set(pairwise(ids)):
@@ -67,21 +81,21 @@ def encode_word(word: bytes, merges: list[tuple[int, int]]) -> list[int]:
 
 
 def train(text: str, vocab_size: int) -> list[tuple[int, int]]:
-    """The merges of a vocabulary of vocab_size tokens, the 256 bytes counted, from the words of a text."""
+    """Learn the merges of a vocabulary of vocab_size tokens from a text; the 256 bytes are included in vocab_size."""
     return train_bpe([_bytes(word) for word in split_words(text)], vocab_size - 256)
 
 
 def encode(text: str, merges: list[tuple[int, int]]) -> list[int]:
-    """The ids of a text: those of its words, one after another."""
+    """Encode a text: return the ids of its words in one list."""
     return [id for word in split_words(text) for id in encode_word(_bytes(word), merges)]
 
 
 def decode(ids: list[int], merges: list[tuple[int, int]]) -> str:
-    """The text of ids; what is not UTF-8, such as half a character, becomes U+FFFD."""
+    """Decode ids to text. Bytes that are not valid UTF-8, such as half a character, become U+FFFD."""
     tokens = bytes_of_tokens(merges)
     return b"".join(tokens[id] for id in ids).decode("utf-8", "replace")
 
 
 def _bytes(word: str) -> bytes:
-    """UTF-8, in which "surrogateescape" stands for bytes that are none, as in `Tokenizer.encode_bytes`."""
+    """Return the UTF-8 of a word; lone surrogates mean bytes that are not UTF-8, as in `Tokenizer.encode_bytes`."""
     return word.encode("utf-8", "surrogateescape")

@@ -1,9 +1,9 @@
-"""From a text file to batches of token ids.
+"""Read text files, split them into documents, tokenize them and draw batches of token ids for training.
 
-A corpus is UTF-8 text. Documents in it (stories, books, articles) are separated by the line `<|endoftext|>`, which may
-also stand before the first and behind the last; a file without that line is one document. The token stream has the
-end-of-text id before each document and after the last: rows can then start with it, and the model learns where a
-document begins and ends.
+A corpus is UTF-8 text. Its documents (stories, books, articles) are separated by the line `<|endoftext|>`. This line
+may also occur before the first and after the last document. A file without it is one document. The token stream has
+the end-of-text id before each document and after the last one. So rows can start with this id, and the model learns
+where a document begins and ends.
 """
 
 import codecs
@@ -22,23 +22,20 @@ from nanoeuler_lib.text.sources import UNPACKING, form, json_texts, opened, page
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer, count_words
 
 SEPARATOR = f"\n{END_OF_TEXT}\n"
-CUT = re.compile(r"(?<=[^>\s])[ \n](?=\w)")  # before it no word goes on, nor a separator or its line end
+CUT = re.compile(r"(?<=[^>\s])[ \n](?=\w)")  # a cut here splits no word, separator or line end
 
 
-READABLE = ".txt", ".md", ".jsonl", ".parquet"  # the files of a folder that are read, also as .xz or .gz
+READABLE = ".txt", ".md", ".jsonl", ".parquet"  # endings of the files in a folder that are read, also with .xz or .gz
 
 
 def read_text(*paths: str | Path) -> str:
-    """The text of files (`files_of`), one after another; each begins a document. Raises what `read_blocks` does."""
+    """Return the text of files and folders, each file a new document. Raises as `files_of` and `read_blocks` do."""
     files = (file for path in paths for file in files_of(path))
     return SEPARATOR.join(unix_separators("".join(read_blocks(file))) for file in files)
 
 
 def files_of(path: str | Path) -> list[Path]:
-    """The file itself; of a folder the texts directly in it (READABLE), by their names.
-
-    Raises NanoEulerError for a folder without any.
-    """
+    """Return a file itself, or a folder's texts (READABLE) by name. Raises NanoEulerError for a folder without any."""
     if not os.path.isdir(path):
         return [Path(path)]
     there = sorted(file for file in Path(path).iterdir() if not file.name.startswith("."))
@@ -51,9 +48,9 @@ def files_of(path: str | Path) -> list[Path]:
 
 
 def read_parts(*paths: str | Path, size: int = 1 << 21) -> Iterator[str]:
-    """The text that `read_text` gives, in parts of about `size` characters, between which no word goes across.
+    """Yield the text of `read_text` in parts of about `size` characters that are cut between words.
 
-    None of the parts but those that end a file ends in a separator, and none begins in one.
+    No separator is cut in two, except between two files: the last line feed of that separator begins the next part.
     """
     for number, path in enumerate(paths, 1):
         rest = "" if number == 1 else "\n"
@@ -66,9 +63,10 @@ def read_parts(*paths: str | Path, size: int = 1 << 21) -> Iterator[str]:
 
 
 def count_file_words(*paths: str | Path, end_of_text: bool = False) -> tuple[Counter[str], tuple[str, ...]]:
-    """Count the words of files as `count_words` counts those of `read_text`, a part of them in memory at a time.
+    """Count the words of files, with only a part of the text in memory at a time.
 
-    Returns also the special tokens that divide them: the end of texts, if `end_of_text` or a separator stands there.
+    Returns the counts, as `count_words` gives them for the text of `read_text`, and the special tokens that separate
+    documents: (END_OF_TEXT,) if `end_of_text` is true, there are several files, or a separator occurs; else ().
     """
     for special in ((END_OF_TEXT,), ()):
         words: Counter[str] = Counter()
@@ -82,10 +80,10 @@ def count_file_words(*paths: str | Path, end_of_text: bool = False) -> tuple[Cou
 
 
 def read_blocks(path: str | Path, size: int = 1 << 24) -> Iterator[str]:
-    """The text of a file, some `size` bytes at a time, of packed files unpacked (.xz, .gz).
+    """Yield the text of a file in blocks of about `size` bytes; .xz and .gz files are decompressed.
 
-    Of lines of JSON (.jsonl) and of parquet the texts under "text" are documents. Raises NanoEulerError if the file is
-    missing, empty, or not UTF-8 text, where it comes to it.
+    In .jsonl and .parquet files, each value under "text" is a document. Raises NanoEulerError if the file is missing,
+    empty or not UTF-8 text, but only when the reading comes to that point.
     """
     if form(path) == ".parquet":
         texts = _texts_of_pages(path)
@@ -100,22 +98,22 @@ def read_blocks(path: str | Path, size: int = 1 << 24) -> Iterator[str]:
             yield text if first else SEPARATOR + text
             first = False
     if first:
-        raise NanoEulerError(f"{path}: holds no text under text, expected one or more")
+        raise NanoEulerError(f'{path}: must hold at least one text under "text", got none')
 
 
 def _texts_of_pages(path):
     for number, page in enumerate(pages(path), 1):
         if fault := page.get("fault"):
-            raise NanoEulerError(f"{path}: row {number} holds {fault}, expected text")
+            raise NanoEulerError(f"{path}: row {number} must be text, got {fault}")
         yield page["text"] or ""
 
 
 def _decoded(path, size):
-    """The characters of a file of UTF-8, without the mark at its beginning."""
+    """Yield the characters of a UTF-8 file, without a byte-order mark at its start."""
     path, decoder, before, blank = Path(path), codecs.getincrementaldecoder("utf-8")(), 0, True
     try:
         if path.is_char_device() or path.is_block_device():  # such as /dev/zero, which has no end
-            raise NanoEulerError(f"{path}: is a device, expected a UTF-8 text file")
+            raise NanoEulerError(f"{path}: must be a UTF-8 text file, got a device")
         with opened(path) as file:
             begin = file.read(4)
             block = without_mark(path, begin)
@@ -124,8 +122,8 @@ def _decoded(path, size):
                 blank = blank and not block.strip()
                 if b"\0" in block:
                     at = before + block.index(0)
-                    raise NanoEulerError(f"{path}: byte {at} is NUL, expected UTF-8 text, not a binary file")
-                pending = len(decoder.getstate()[0])  # bytes of a character that the last block has cut
+                    raise NanoEulerError(f"{path}: must be UTF-8 text, got NUL at byte {at}: is it a binary file?")
+                pending = len(decoder.getstate()[0])  # bytes of a character that is split between two blocks
                 yield decoder.decode(block, final=not block)
                 before += len(block)
                 if not block:
@@ -135,18 +133,18 @@ def _decoded(path, size):
         raise
     except UnicodeDecodeError as error:
         byte, at = error.object[error.start], before - pending + error.start
-        raise NanoEulerError(f"{path}: byte {at} is 0x{byte:02x}, expected UTF-8 text") from None
+        raise NanoEulerError(f"{path}: must be UTF-8 text, got 0x{byte:02x} at byte {at}") from None
     except FileNotFoundError:
         raise NanoEulerError(f"{path}: no such file, expected a UTF-8 text file") from None
     except (OSError, ValueError, EOFError, *UNPACKING) as error:  # ValueError: a name with NUL
         reason = getattr(error, "strerror", None) or error
         raise NanoEulerError(f"{path}: cannot be read ({reason}), expected a UTF-8 text file") from None
     if blank:
-        raise NanoEulerError(f"{path}: holds {before} bytes and no text, expected UTF-8 text")
+        raise NanoEulerError(f"{path}: must hold UTF-8 text, got {before} bytes without text")
 
 
 def unix_separators(text: str) -> str:
-    """The text with line feeds around the separators of a file from Windows; its other lines end as they did."""
+    """Replace Windows line ends around separators by line feeds; all other line ends stay as they are."""
     if "\r" not in text:
         return text
     text = re.sub(rf"^{re.escape(END_OF_TEXT)}\r$", END_OF_TEXT, text, flags=re.MULTILINE)
@@ -154,7 +152,7 @@ def unix_separators(text: str) -> str:
 
 
 def without_outer_separators(text: str) -> str:
-    """The text without separators before its first document and behind its last: there they separate nothing."""
+    """Remove separators before the first and after the last document of a text."""
     while text.startswith((SEPARATOR, SEPARATOR[1:])):
         text = text.removeprefix("\n").removeprefix(SEPARATOR[1:])
     while text.endswith((SEPARATOR, SEPARATOR[:-1])):
@@ -163,40 +161,44 @@ def without_outer_separators(text: str) -> str:
 
 
 def documents(text: str) -> list[str]:
-    """The documents of a text; between separators that follow one another stands none."""
+    """Split a text into its documents at the separators. Empty documents are left out."""
     return [found for part in without_outer_separators(text).split(SEPARATOR) if (found := document(part))]
 
 
 def document(part: str) -> str:
-    """The text between two separators, without further separators that share a line feed with the first."""
+    """Return the document in a part of a split, or "", without separators that remain because they share line feeds."""
     part = without_leading_marks(part)
     return "" if part == END_OF_TEXT else part
 
 
 def without_leading_marks(part: str) -> str:
-    """The text without separators at its beginning that lack their first line feed."""
+    """Remove separators without their first line feed from the start of a text."""
     while part.startswith(SEPARATOR[1:]):
         part = part.removeprefix(SEPARATOR[1:])
     return part
 
 
 def split_text(text: str, valid_fraction: float) -> tuple[str, str]:
-    """Training text and validation text: the last `valid_fraction`, moved to a document boundary if there are any."""
+    """Split a text into training and validation text; the last `valid_fraction` of its characters is for validation.
+
+    The cut is moved to the next document boundary, or to the last boundary before it if no boundary follows.
+    """
     text = without_outer_separators(text)
     cut = round(len(text) * (1 - valid_fraction))
     before, separator, after = text[cut:].partition(SEPARATOR)
     if separator:
         return text[:cut] + before, after
     before, separator, after = text.rpartition(SEPARATOR)
-    if separator and valid_fraction > 0:  # the last document began before the cut: hold it out whole
+    if separator and valid_fraction > 0:  # the cut is inside the last document: use all of it for validation
         return before, after
     return text[:cut], text[cut:]
 
 
 def hold_out(text: str, share: float) -> tuple[str, str]:
-    """Training text and validation text: the end of a text, so much of it.
+    """Split a text into training and validation text; about the last fraction `share` of it is for validation.
 
-    The end is moved to a document boundary where one lies within half the share, so that documents stay whole.
+    The cut is moved to a document boundary, so that documents stay complete, if one is at most half the size of the
+    validation text away.
     """
     text = without_outer_separators(text)
     cut = round(len(text) * (1 - share))
@@ -208,11 +210,11 @@ def hold_out(text: str, share: float) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A tokenised text.
+    """Hold a tokenized text.
 
-    ids: [n] token ids; starts: positions in `ids` of the end-of-text tokens that stand before a document, or None
-    for text without documents; lengths: [V] bytes of each token, 0 for special ones; cut: whether documents longer than
-    a row go on in further rows (`row_starts`).
+    ids: token ids [n]; starts: positions in `ids` of the end-of-text tokens before the documents, or None for a text
+    without documents; lengths: bytes of each token [V], 0 for special tokens; cut: whether documents longer than a row
+    continue in further rows (`row_starts`).
     """
 
     ids: np.ndarray
@@ -222,11 +224,15 @@ class Tokens:
 
     @property
     def bytes(self) -> int:
+        """Number of bytes of text; special tokens have none."""
         return int(self.lengths[self.ids].sum())
 
 
 def tokenize(text: str, tokenizer: Tokenizer) -> Tokens:
-    """Token stream of a text; see the module's first lines for where the end-of-text id stands."""
+    """Convert a text to its token stream, with the end-of-text id before each document and after the last one.
+
+    A text of a single document gets no end-of-text id, nor does any text if the tokenizer has no such token.
+    """
     lengths, texts = np.asarray(tokenizer.token_lengths), documents(text)
     if len(texts) < 2 or END_OF_TEXT not in tokenizer.special_tokens:
         return Tokens(np.asarray(tokenizer.encode(without_outer_separators(text))), None, lengths)
@@ -240,14 +246,15 @@ def tokenize(text: str, tokenizer: Tokenizer) -> Tokens:
 def batch(
     tokens: Tokens, rng: np.random.Generator, rows: int, time: int, predict: int, starts: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A random batch: inputs [B, T] and targets [B, T, K], where target k of position t is token t+1+k.
+    """Draw a random batch: inputs [B, T] and targets [B, T, K], where target k of position t is token t+1+k.
 
-    Rows begin where `draw` says; starts: where they may, by default where documents do, or anywhere.
+    rows, time, predict: B, T and K; starts: positions where rows may begin, by default those of `row_starts`.
+    Raises NanoEulerError if the text has fewer than T + K tokens.
     """
     if len(tokens.ids) < time + predict:
         raise NanoEulerError(
-            f"text has {len(tokens.ids)} tokens, expected at least {time + predict}: "
-            f"a row of {time} and {predict} to predict"
+            f"text must have at least {time + predict} tokens, {time} for a row and {predict} to predict, "
+            f"got {len(tokens.ids)}"
         )
     starts = row_starts(tokens, time, predict) if starts is None else starts
     at = draw(starts, len(tokens.ids) - time - predict, rng, rows)
@@ -257,24 +264,22 @@ def batch(
 
 
 def draw(starts: np.ndarray | None, last: int, rng: np.random.Generator, rows: int) -> np.ndarray:
-    """Where the rows of a batch begin [B]: at some of these starts, or, where there are none, anywhere from 0 to last.
-
-    last: the last position where a whole row with its targets fits.
-    """
+    """Draw start positions [B] from `starts`, or if None from 0 to `last`, the last place where a complete row fits."""
     return rng.integers(0, last + 1, rows) if starts is None else starts[rng.integers(0, len(starts), rows)]
 
 
 def starts_at_documents(tokens: Tokens, time: int) -> bool:
-    """Whether rows begin at documents: there are some, and at least half of them fit into a row."""
+    """Return whether rows begin at documents: whether there are documents and at least half of them fit into a row."""
     return tokens.starts is not None and float(np.median(np.diff(tokens.starts))) <= time
 
 
 def row_starts(tokens: Tokens, time: int, predict: int) -> np.ndarray | None:
-    """Where rows may begin [n], in order; None: anywhere, in a text without documents or with mostly longer ones.
+    """Return the sorted positions where rows may begin, [n], or None if they may begin anywhere.
 
-    A row that begins at a document runs on into the next ones. With `tokens.cut`, a document that neither a row nor the
-    last targets of its heads hold to its end goes on in further rows, each begun where the one before it ended, and a
-    last row ends with the text. Without it nothing is drawn of what lies behind a row's length.
+    The result is None for a text without documents, and if most documents are longer than a row. Otherwise rows begin
+    at documents, and a row that is longer than its document continues into the next ones. With `tokens.cut`, a document
+    of at least T + K tokens gets further rows, each starting where the one before it ended; the last row ends with the
+    text. Without `tokens.cut`, training never uses what such a document has after its first row.
     """
     if tokens.starts is None or not starts_at_documents(tokens, time):
         return None
@@ -289,14 +294,14 @@ def row_starts(tokens: Tokens, time: int, predict: int) -> np.ndarray | None:
 
 
 def validation_rows(tokens: Tokens, time: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and head-0 targets [R, T] that score every token of a text exactly once.
+    """Return inputs and head-0 targets [R, T] for validation, so that every token is scored exactly once.
 
-    Documents that fit have a row of their own; other text is cut into consecutive windows. What exceeds a row of a
-    longer document among shorter ones is cut into windows too (`tokens.cut`), or left out. Targets after the end are
-    -1.
+    If rows begin at documents (`starts_at_documents`), each document has its own row; the part of a longer document
+    that exceeds the row is cut into further rows with `tokens.cut`, and left out without it. Any other text is cut into
+    consecutive windows. Targets after the end of a row's text are -1.
     """
     if tokens.starts is not None and starts_at_documents(tokens, time):
-        ends = np.append(tokens.starts[1:], len(tokens.ids) - 1)  # of each document: its closing end-of-text
+        ends = np.append(tokens.starts[1:], len(tokens.ids) - 1)  # for each document, the end-of-text after it
         spans = [
             (start, min(end + 1, start + time + 1))
             for first, end in zip(tokens.starts, ends)
@@ -308,9 +313,9 @@ def validation_rows(tokens: Tokens, time: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def window_rows(windows: Sequence[np.ndarray], time: int, rows: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and head-0 targets [R, T] of windows of up to T + 1 ids, one a row; other targets are -1.
+    """Return inputs and head-0 targets [R, T] for windows of up to T + 1 ids, one per row; other targets are -1.
 
-    rows: R, where there may be fewer windows.
+    rows: smallest R; rows without a window have only targets of -1.
     """
     inputs = np.zeros((max(rows, len(windows)), time), np.int64)
     targets = np.full_like(inputs, -1)

@@ -1,7 +1,7 @@
-"""Examples of what a user says and what to reply, and pairs of replies: from files, as tokens, as rows of a batch.
+"""Data for fine-tuning: read conversations and preference pairs from files, encode them, and make rows of a batch.
 
-The loss counts the tokens of replies and their end markers, nothing else: targets are -1 everywhere else. Each example
-has a row of its own, so none can see another. Chapter 20.
+The loss counts only the tokens of replies and their end markers; all other targets are -1. Each example has its own
+row, so that examples cannot attend to each other. Chapter 20.
 """
 
 import json
@@ -16,24 +16,25 @@ from nanoeuler_lib.text.chat_template import alpaca_prompt, encode_turn, markers
 from nanoeuler_lib.text.sources import UNPACKING, opened, without_mark
 from nanoeuler_lib.text.tokenizer import Tokenizer
 
-LARGEST = 1 << 30  # bytes of a file of examples, unpacked: a few MB of .xz can hold terabytes
+LARGEST = 1 << 30  # maximum bytes of a decompressed file of examples: a few MB of .xz can expand to terabytes
 BUCKET = 32  # rows are as long as the longest example of their batch, rounded up to a multiple of this
-Example = Sequence[tuple[str, str]]  # turns: what the user says, template and all; what to reply
-Pair = tuple[Example, Example]  # the same but for the last reply: the one preferred, and the other
+Example = Sequence[tuple[str, str]]  # turns: the user's text in its template, and the reply
+Pair = tuple[Example, Example]  # two examples that differ only in the last reply: the preferred one comes first
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """An example as tokens: ids [n], and for each whether the loss counts it (replies and their end markers)."""
+    """Hold an example as token ids [n] and booleans `counted` [n], true for replies and their end markers."""
 
     ids: np.ndarray
     counted: np.ndarray
 
 
 def encode(example: Example, tokenizer: Tokenizer, most: int | None = None) -> Encoded:
-    """An example's tokens: the end marker, then as many turns as fit into `most`.
+    """Encode an example: the end marker, then the turns that fit into `most` tokens.
 
-    `turns` says how a turn is written.
+    most: None for no limit. Raises NanoEulerError if the tokenizer lacks a marker of
+    `chat_template`. Chapter 20.
     """
     end = markers(tokenizer)[0]
     ids, counted = [end], [False]
@@ -48,11 +49,11 @@ def encode(example: Example, tokenizer: Tokenizer, most: int | None = None) -> E
 
 
 def encode_all(example: Example, tokenizer: Tokenizer, most: int, turns: str) -> list[Encoded]:
-    """An example's tokens in as many rows of at most `most` tokens as it takes; none that has no reply.
+    """Encode an example as a list of rows with at most `most` tokens each; every row contains a reply.
 
-    turns: "windows" for further rows for the turns that `encode` leaves out, each begun with the end marker as if the
-    earlier ones were forgotten; "last" for a row in which the last reply alone counts, behind as many turns as fit
-    before it. A turn that is longer than a row is left out.
+    turns: "windows" makes further rows for the turns that `encode` leaves out, each starting with the end marker, as if
+    the earlier turns were forgotten. "last" makes one row in which only the last reply counts, after as many of the
+    previous turns as fit. A turn that is longer than a row is left out.
     """
     if turns == "last":
         pieces = (encode(example[n:], tokenizer, most) for n in range(len(example)))
@@ -69,19 +70,21 @@ def encode_all(example: Example, tokenizer: Tokenizer, most: int, turns: str) ->
 
 
 def replies(encoded: Encoded) -> int:
-    """How many replies an example has as tokens."""
+    """Return the number of replies in an encoded example."""
     return int((encoded.counted[1:] & ~encoded.counted[:-1]).sum())
 
 
 def count_last(encoded: Encoded, tokenizer: Tokenizer, example: Example) -> None:
-    """Have the loss count the last reply alone, with its end marker."""
+    """Change `encoded.counted` so that the loss counts only the last reply and its end marker."""
     encoded.counted[: -(len(tokenizer.encode(example[-1][1])) + 1)] = False
 
 
 def rows(examples: Sequence[Encoded], time: int, predict: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs [B, T] and targets [B, T, K]: example b in row b; target k of position t is token t+1+k if that counts.
+    """Put each example in a row: inputs [B, T] and targets [B, T, K].
 
-    Behind the end of an example stand zeros that no counted position sees: attention only looks back.
+    time, predict: T and K. Target k of position t is token t+1+k if the loss counts that
+    token, else -1. The zeros after the end of an example do not matter, because attention
+    only looks back. Chapter 20.
     """
     inputs = np.zeros((len(examples), time), np.int64)
     targets = np.full((len(examples), time, predict), -1, np.int64)
@@ -95,48 +98,49 @@ def rows(examples: Sequence[Encoded], time: int, predict: int) -> tuple[np.ndarr
 
 
 def row_length(examples: Iterable[Encoded], context: int) -> int:
-    """How long a row must be for the longest of these examples: a multiple of BUCKET, at most the context."""
+    """Return the row length for the longest of these examples: a multiple of BUCKET, at most the context."""
     longest = max(len(example.ids) - 1 for example in examples)
     return min(-(-longest // BUCKET) * BUCKET, context)
 
 
 def read_examples(path: str | Path) -> tuple[list[Example], str]:
-    """The examples of a file, plain or compressed (.xz, .gz), and their template: a JSON array, or one object a line.
+    """Read the examples of a JSON file, an array or one object per line. Returns them and the name of their template.
 
-    An object is Alpaca's (instruction, input, output), Dolly's (instruction, context, response), or a dialogue:
-    messages of role (user, assistant) and content, also as a list by itself; conversations of from (human, gpt) and
-    value, as ShareGPT has them; prompt and completion. What a system message says begins the first user's turn. The
-    first two get Alpaca's template, dialogues none. Raises NanoEulerError, with the place, for anything else and for a
-    mixture.
+    The file may be compressed (.xz, .gz). These objects are accepted: Alpaca's (instruction, input, output) and Dolly's
+    (instruction, context, response), which get the template "alpaca"; and dialogues, which get "plain". A dialogue is a
+    list of messages with role (user, assistant) and content, possibly under "messages"; a list with from (human, gpt)
+    and value under "conversations", the format of ShareGPT; or prompt and completion. The text of a system message is
+    put before the first user's text. Raises NanoEulerError, with the place in the file, for any other object and for a
+    mixture of the two templates.
     """
     examples, template = [], ""
     for place, value in json_values(path):
         example, its_template = _example(place, value)
         if its_template != (template := template or its_template):
-            raise NanoEulerError(f"{place} is of another kind than those before, expected one kind a file")
+            raise NanoEulerError(f"{place} must be of the same kind as those before, got a different kind")
         examples.append(_unicode(place, example))
     if not examples:
-        raise NanoEulerError(f"{path}: holds no example, expected one or more")
+        raise NanoEulerError(f"{path}: must hold at least one example, got none")
     return examples, template
 
 
 def read_pairs(path: str | Path) -> list[Pair]:
-    """The pairs of a file, as `read_examples` takes it: objects of prompt, chosen and rejected.
+    """Read the preference pairs of a JSON file: objects with prompt, chosen and rejected.
 
-    These are texts; or chosen and rejected are lists of messages that differ in the last alone, with a prompt of
-    messages before both, or with none. Raises NanoEulerError, with the place, for anything else.
+    The file formats are those of `read_examples`. Either all three are texts; or chosen and rejected are lists of
+    messages that differ only in the last one, with an optional list of messages as prompt for both. Raises
+    NanoEulerError, with the place in the file, for anything else.
     """
     pairs = [_unicode(place, _pair(place, value)) for place, value in json_values(path)]
     if not pairs:
-        raise NanoEulerError(f"{path}: holds no pair, expected one or more")
+        raise NanoEulerError(f"{path}: must hold at least one pair, got none")
     return pairs
 
 
 def _pair(place, value):
-    """The pair that a JSON value holds. Raises NanoEulerError, which says what is wrong."""
     if not isinstance(value, dict) or not {"chosen", "rejected"} <= value.keys():
-        found = f"has keys {short(sorted(value))}" if isinstance(value, dict) else f"is a {type(value).__name__}"
-        raise NanoEulerError(f"{place} {found}, expected an object of prompt, chosen and rejected")
+        found = f"keys {short(sorted(value))}" if isinstance(value, dict) else f"a {type(value).__name__}"
+        raise NanoEulerError(f"{place} must be an object with prompt, chosen and rejected, got {found}")
     if not isinstance(value["chosen"], list):
         prompt, chosen, rejected = (_text(place, value, name) for name in ("prompt", "chosen", "rejected"))
         return [(prompt, chosen)], [(prompt, rejected)]
@@ -144,42 +148,42 @@ def _pair(place, value):
     both = []
     for name in ("chosen", "rejected"):
         if not isinstance(value[name], list):
-            raise NanoEulerError(f"{place}: {name} is {_shown(value[name])}, expected a list of messages, as chosen")
+            raise NanoEulerError(f"{place}: {name} must be a list of messages, as chosen is, got {_shown(value[name])}")
         both.append(_dialogue(place, f"{name} ", before + value[name]))
     chosen, rejected = both
     if chosen[:-1] != rejected[:-1] or chosen[-1][0] != rejected[-1][0]:
-        raise NanoEulerError(f"{place}: chosen and rejected differ before the last reply, expected the same prompt")
+        raise NanoEulerError(f"{place}: chosen and rejected must differ only in the last reply, got different prompts")
     return chosen, rejected
 
 
 def _unicode(place, turns):
-    """The turns, of one example or of a pair, if text is Unicode."""
+    """Return the turns of an example or a pair unchanged, after checking that their text is valid Unicode."""
     text = json.dumps(turns, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError as error:
         half = ascii(text[error.start])
-        raise NanoEulerError(f"{place} holds {half}, half a surrogate pair: expected Unicode") from None
+        raise NanoEulerError(f"{place} must be Unicode, got {half}, half a surrogate pair") from None
     return turns
 
 
 def json_values(path: str | Path) -> Iterator[tuple[str, object]]:
-    """The JSON values of a file, plain or packed, each with its place: the items of one array, or one value a line.
+    """Yield the JSON values of a file, each with a description of its place: the items of an array, or one per line.
 
-    Raises NanoEulerError for a file that cannot be read or holds too much, and for what is not JSON.
+    Raises NanoEulerError if the (possibly compressed) file cannot be read, exceeds LARGEST bytes, or is not JSON.
     """
     path = Path(path)
     try:
         with opened(path) as file:
             data = file.read(LARGEST + 1)
         if len(data) > LARGEST:
-            raise NanoEulerError(f"{path}: holds more than {LARGEST:,} bytes, expected at most that many")
+            raise NanoEulerError(f"{path}: must hold at most {LARGEST:,} bytes when decompressed, got more")
         text = (without_mark(path, data[:4]) + data[4:]).decode()
     except NanoEulerError:
         raise
     except (OSError, EOFError, *UNPACKING, ValueError) as error:  # ValueError: not UTF-8; NUL in the name
         reason = getattr(error, "strerror", None) or error
-        raise NanoEulerError(f"{path}: cannot be read ({reason}), expected UTF-8 JSON, perhaps as .xz or .gz") from None
+        raise NanoEulerError(f"{path}: cannot be read ({reason}), expected UTF-8 JSON, also as .xz or .gz") from None
     if text.lstrip().startswith("[") and not _lists_by_line(text):
         yield from ((f"{path}: item {n}", value) for n, value in enumerate(_json(path, "the file", text), 1))
         return
@@ -189,7 +193,7 @@ def json_values(path: str | Path) -> Iterator[tuple[str, object]]:
 
 
 def _lists_by_line(text):
-    """Whether a text that begins with a bracket holds a list a line: its first line is one, and more follow."""
+    """Return whether each line of a text is a list: whether its first line is a list and more lines follow."""
     first, _, rest = text.lstrip().partition("\n")
     try:
         return bool(rest.strip()) and isinstance(json.loads(first), list)
@@ -201,7 +205,9 @@ def _json(path, place, text):
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise NanoEulerError(f"{path}: {place} is not JSON ({error}), expected an array, or an object a line") from None
+        raise NanoEulerError(
+            f"{path}: {place} must be JSON ({error}): a file must hold one array, or one object per line"
+        ) from None
 
 
 INSTRUCTIONS = ("instruction", "input", "output"), ("instruction", "context", "response")
@@ -210,11 +216,10 @@ KNOWN = "instruction and output, instruction and response, messages, conversatio
 
 
 def _example(place, value):
-    """The example that a JSON value holds, with its template. Raises NanoEulerError, which says what is wrong."""
     if isinstance(value, list):
         return _dialogue(place, "", value), "plain"
     if not isinstance(value, dict):
-        raise NanoEulerError(f"{place} is a {type(value).__name__}, expected an object with texts under {KNOWN}")
+        raise NanoEulerError(f"{place} must be an object with texts under {KNOWN}, got a {type(value).__name__}")
     for name in ("messages", "conversations"):
         if name in value:
             return _dialogue(place, f"{name} ", value[name]), "plain"
@@ -226,16 +231,16 @@ def _example(place, value):
         if ask in value and answer in value:
             prompt = alpaca_prompt(_text(place, value, ask), _text(place, value, about, optional=True))
             return [(prompt, _text(place, value, answer))], "alpaca"
-    raise NanoEulerError(f"{place} has keys {short(sorted(value))}, expected texts under {KNOWN}")
+    raise NanoEulerError(f"{place} must have texts under {KNOWN}, got keys {short(sorted(value))}")
 
 
 def _text(place, value, name, optional=False):
-    """The text under a name; optional: null and none are an empty one."""
+    """Return the text under a name; optional: return "" if it is null or missing."""
     text = value.get(name)
     if optional and text is None:
         return ""
     if not isinstance(text, str):
-        raise NanoEulerError(f"{place}: {name} is {_shown(text)}, expected text")
+        raise NanoEulerError(f"{place}: {name} must be text, got {_shown(text)}")
     return text
 
 
@@ -244,20 +249,20 @@ def _shown(value):
 
 
 def _dialogue(place, name, messages):
-    """The turns of a list of messages: what the user says, and what to reply."""
+    """Return the turns of a list of messages: pairs of the user's text and the reply."""
     if not isinstance(messages, list) or not messages:
-        raise NanoEulerError(f"{place}: {name}is {_shown(messages)}, expected a list of messages")
+        raise NanoEulerError(f"{place}: {name}must be a list of messages, got {_shown(messages)}")
     said = [_message(f"{place}: {name}{number}", one) for number, one in enumerate(messages, 1)]
     first = 1 if said[0][0] == "system" else 0
     for number, (role, _) in enumerate(said[first:], first + 1):
         wanted = ("user", "assistant")[(number - first - 1) % 2]
         if role != wanted:
             raise NanoEulerError(
-                f"{place}: {name}{number} is of {role}, expected {wanted}: user and assistant in turn, perhaps behind "
-                "one of system"
+                f"{place}: {name}{number} must be from {wanted}, got {role}: user and assistant must alternate, after "
+                "at most one system message"
             )
     if (len(said) - first) % 2 or len(said) == first:
-        raise NanoEulerError(f"{place}: {name}{len(said)} is of {said[-1][0]}, expected assistant at the end")
+        raise NanoEulerError(f"{place}: {name}{len(said)}, the last one, must be from assistant, got {said[-1][0]}")
     texts = [text for _, text in said[first:]]
     if first and said[0][1]:
         texts[0] = f"{said[0][1]}\n\n{texts[0]}"
@@ -265,18 +270,18 @@ def _dialogue(place, name, messages):
 
 
 def _message(place, message):
-    """The role and the text of a message, which may come in parts of text."""
+    """Return the role and the text of a message, whose content may be a list of parts."""
     if not isinstance(message, dict):
-        raise NanoEulerError(f"{place} is {_shown(message)}, expected an object with role and content")
+        raise NanoEulerError(f"{place} must be an object with role and content, got {_shown(message)}")
     of, what = ("from", "value") if "from" in message else ("role", "content")
     role, text = message.get(of), message.get(what)
     if not isinstance(role, str) or role not in ROLES:
-        raise NanoEulerError(f"{place} has {of} {_shown(role)}, expected one of {', '.join(ROLES)}")
+        raise NanoEulerError(f"{place}: {of} must be one of {', '.join(ROLES)}, got {_shown(role)}")
     if isinstance(text, list):
         for part in text:
             if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-                raise NanoEulerError(f"{place} has a part {_shown(part)} in {what}, expected parts of text")
+                raise NanoEulerError(f"{place}: {what} must consist of parts of text, got {_shown(part)}")
         text = "".join(part["text"] for part in text)
     if not isinstance(text, str):
-        raise NanoEulerError(f"{place}: {what} is {_shown(text)}, expected text")
+        raise NanoEulerError(f"{place}: {what} must be text, got {_shown(text)}")
     return ROLES[role], text

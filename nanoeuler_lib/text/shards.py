@@ -1,15 +1,15 @@
-"""Token shards: a corpus larger than memory as 16-bit token ids on disk, and parts of it to learn from.
+"""Token shards: write a corpus larger than memory to disk as 16-bit token ids, and read parts of it for training.
 
     corpus/
-        shards.json         what it is: how many tokens, documents and bytes, and the SHA-256 of every other file
-        00000.npy ...       the token stream, uint16, cut wherever a shard is full, within a document too
-        documents.npy       int64 [documents, 2]: where each one's end-of-text id stands in the stream, and its CRC-32
-        tokenizer.json      what it was tokenized with
+        shards.json         numbers of tokens, documents and bytes, and the SHA-256 of every other file
+        00000.npy ...       the token stream, uint16; a full shard ends anywhere, even within a document
+        documents.npy       int64 [documents, 2]: position of each document's end-of-text id in the stream, and CRC-32
+        tokenizer.json      the tokenizer of the stream
 
-The stream has the end-of-text id before each document and after the last, as `data.tokenize` makes it (here for a text
-of one document as well). Texts are read piece by piece and tokenized by processes; the files are the same bytes for any
-number of them. A folder is written as `.NAME.partial` and renamed when complete: what a killed process leaves is never
-taken for shards, and the next one that writes them begins anew. Chapter 31.
+The stream is that of `data.tokenize`, with the end-of-text id before each document and after the last one, here also
+for a text of a single document. Several processes read and tokenize the texts piece by piece; the resulting files do
+not depend on their number. A folder is written as `.NAME.partial` and renamed when it is complete. So the remains of a
+killed process are never mistaken for shards, and the next attempt starts from scratch. Chapter 31.
 """
 
 import multiprocessing
@@ -40,11 +40,11 @@ from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
 FORMAT = "nanoeuler-shards-1"
-KINDS = {"tokens": int, "documents": int, "bytes": int, "shards": list, "sha256": {str: str}}  # of shards.json
-SHARD_TOKENS = 1 << 25  # 64 MiB a shard
+KINDS = {"tokens": int, "documents": int, "bytes": int, "shards": list, "sha256": {str: str}}  # in shards.json
+SHARD_TOKENS = 1 << 25  # 64 MiB per shard
 PIECE = 1 << 22  # bytes of text that a process tokenizes at a time
 
-# Whether the first document goes on from the piece before; documents, or a part of one.
+# Whether the first document continues the last one of the piece before, and the documents or parts of documents.
 Piece = tuple[bool, list[str]]
 
 
@@ -60,21 +60,23 @@ def write(
     shard_tokens: int = SHARD_TOKENS,
     piece: int = PIECE,
 ) -> "Shards":
-    """Tokenize UTF-8 text files into a new folder of shards, and open it.
+    """Tokenize UTF-8 text files into a new folder of shards, and return it opened.
 
-    texts: one after another; each begins a document. workers: processes, by default one for each core; memory is that
-    of a shard, a few pieces a process and their tokenizers, whatever the texts' length. A document longer than a piece
-    is cut at spaces, where no token crosses, so one without spaces has to fit into memory. Raises NanoEulerError when
-    the folder exists, a text is missing or none, and when the tokenizer has no end-of-text token or more than 65,536.
+    texts: files; each starts a new document; workers: processes, by default one per core; quiet: show no progress bar;
+    shard_tokens: tokens per shard; piece: bytes of text that a process tokenizes at a time. Memory use does not depend
+    on the length of the texts: it is one shard, a few pieces per process and the tokenizers. A document longer than a
+    piece is cut at spaces, which no token crosses; a document without spaces must fit into memory. Raises
+    NanoEulerError if the folder exists, a text is missing or not text, or the tokenizer has no end-of-text token or
+    more than 65,536 tokens.
     """
     out = Path(out)
     files.expect_new(out, parents=True)
     if tokenizer.vocab_size > 1 << 16:
         raise NanoEulerError(
-            f"tokenizer has {tokenizer.vocab_size} tokens, expected at most 65536: shards hold ids of 16 bits"
+            f"tokenizer must have at most 65536 tokens, got {tokenizer.vocab_size}: shards store 16-bit ids"
         )
     if END_OF_TEXT not in tokenizer.special_tokens:
-        raise NanoEulerError(f"tokenizer has no token {END_OF_TEXT}, expected one that was trained with --end-of-text")
+        raise NanoEulerError(f"tokenizer must have the token {END_OF_TEXT}: train one with --end-of-text")
     with files.new_folder(out) as partial:
         tokenizer.save(partial / "tokenizer.json")
         stream = _Stream(partial, tokenizer.special_tokens[END_OF_TEXT], shard_tokens)
@@ -90,13 +92,14 @@ def write(
 
 
 def pieces(path: str | Path, size: int = PIECE) -> Iterator[Piece]:
-    """The documents of a text file in order, those of `data.documents`, about `size` bytes at a time.
+    """Yield the documents of a text file in order, about `size` bytes at a time; they are those of `data.documents`.
 
-    One that is longer comes in parts, cut at spaces. Raises what `data.read_blocks` does, and for no document at all.
+    A longer document is yielded in parts that are cut at spaces. Raises what `data.read_blocks` raises, and
+    NanoEulerError if the file has no document.
     """
     rest, goes_on, some = "", False, False
     for block in data.read_blocks(path, size):
-        lines, end, tail = (rest + block).rpartition("\n")  # a line that is cut off may become a separator
+        lines, end, tail = (rest + block).rpartition("\n")  # the incomplete last line may become a separator
         *whole, rest = data.unix_separators(lines + end).split(data.SEPARATOR)
         rest = (rest + tail) if goes_on and not whole else data.without_leading_marks(rest + tail)
         if whole := [text for part in whole if (text := data.document(part))]:
@@ -108,11 +111,11 @@ def pieces(path: str | Path, size: int = PIECE) -> Iterator[Piece]:
     if whole := data.documents(data.unix_separators(rest)):
         yield goes_on, whole
     elif not some:
-        raise NanoEulerError(f"{path}: holds separators and no document, expected text between them")
+        raise NanoEulerError(f"{path}: must have text between its separators, got no document")
 
 
 def _last_cut(text):
-    """The last place where tokens cannot go across: a space before something else. 0 if there is none."""
+    """Return the last place that no token can cross, a space before a non-space, or 0 if there is none."""
     at = text.rfind(" ", 0, -1)
     while at > 0 and text[at + 1].isspace():
         at = text.rfind(" ", 0, at)
@@ -120,7 +123,7 @@ def _last_cut(text):
 
 
 def _encoded(parts: Iterator[Piece], tokenizer, workers) -> Iterator[tuple[bool, list[np.ndarray], int]]:
-    """The token ids of each piece's documents and its bytes, in order; only a few pieces are under way at a time."""
+    """Yield the token ids of each piece's documents and its size in bytes, in order, with few pieces in memory."""
     if workers == 1:
         yield from (_encode(tokenizer, part) for part in parts)
         return
@@ -140,29 +143,28 @@ def _encoded(parts: Iterator[Piece], tokenizer, workers) -> Iterator[tuple[bool,
                 while waiting:
                     yield waiting.popleft().result()
             finally:
-                pool.shutdown(cancel_futures=True)  # an error ends what waits
+                pool.shutdown(cancel_futures=True)  # after an error, do not start the pieces that wait
     except BrokenProcessPool:
         raise NanoEulerError(
-            "a process that tokenizes was ended from outside, perhaps for want of memory: expected it to finish; "
-            "fewer --workers take less"
+            "a process that tokenizes was killed, perhaps because memory ran out: use fewer --workers to save memory"
         ) from None
-    except (OSError, RuntimeError) as error:  # no further process or thread, or no memory that processes share
+    except (OSError, RuntimeError) as error:  # the system allows no more processes, threads or shared memory
         for begun in set(multiprocessing.active_children()).difference(others):
-            begun.kill()  # nobody will tell it to end
+            begun.kill()  # the pool that would end it has failed
             begun.join()
         raise NanoEulerError(
-            f"{workers} processes cannot be started ({getattr(error, 'strerror', None) or error}): expected fewer "
-            "--workers; with --workers 1 none is"
+            f"{workers} processes cannot be started ({getattr(error, 'strerror', None) or error}): use fewer "
+            "--workers; --workers 1 starts none"
         ) from None
 
 
-_tokenizer: Tokenizer | None = None  # a worker's
+_tokenizer: Tokenizer | None = None  # the tokenizer of a worker process
 
 
 def _begin_worker(tokenizer):
-    global _tokenizer  # kept from piece to piece, with the words it has met
+    global _tokenizer  # kept between pieces, because it remembers the words that it has encoded
     _tokenizer = tokenizer
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
 
     def end_with_it():
         if parent := multiprocessing.parent_process():
@@ -182,7 +184,7 @@ def _encode(tokenizer, part):
 
 
 class _Stream:
-    """The token stream on its way into shards of so many tokens; `end` stands before each document and at the end."""
+    """Writes the token stream into shards of `shard_tokens` tokens, with `end` before each document and at the end."""
 
     def __init__(self, folder: Path, end: int, shard_tokens: int):
         self.folder, self.end = folder, np.array([end], np.uint16)
@@ -192,7 +194,7 @@ class _Stream:
         self.starts, self.sums = array("q"), array("q")
 
     def add(self, goes_on: bool, documents: list[np.ndarray], size: int) -> None:
-        """Documents' ids; goes_on: the first ones belong to the document that was added last."""
+        """Append the ids of documents; goes_on: the first ones continue the document that was added last."""
         self.bytes += size
         for number, ids in enumerate(documents):
             if number or not goes_on:
@@ -203,6 +205,7 @@ class _Stream:
             self.sums[-1] = zlib.crc32(ids, self.sums[-1])  # type: ignore[arg-type]  # a Buffer from Python 3.12 on
 
     def close(self) -> None:
+        """Write the last end-of-text id, the last shard and documents.npy."""
         self._put(self.end)
         if self.filled:
             self._write()
@@ -240,11 +243,12 @@ def _write_index(folder, tokenizer, stream):
 
 
 class Shards:
-    """A folder of shards, opened and checked; the tokens stay on the disk.
+    """Open a folder of shards and check its files; the tokens stay on disk.
 
-    tokens, documents, bytes: how many; starts: [documents] where the end-of-text id before each one stands; sums:
-    [documents] CRC-32 of its ids; tokenizer; digest: of all that is in the folder; vocabulary: of its tokenizer.
-    Raises NanoEulerError, with the file, when something is missing, cut short or edited.
+    tokens, documents, bytes: their numbers; starts: positions of the end-of-text ids before the documents, [documents];
+    sums: CRC-32 of each document's ids, [documents]; tokenizer: the tokenizer of the stream; digest: SHA-256 of the
+    index, which covers all files; vocabulary: SHA-256 of the tokenizer's file. Raises NanoEulerError, with the name of
+    the file, if a file is missing, truncated or edited.
     """
 
     def __init__(self, folder: str | Path):
@@ -258,10 +262,10 @@ class Shards:
         self.tokenizer = Tokenizer.load(self.path / "tokenizer.json")
         self.shards = [_mapped(self.path / _name(i), np.uint16, (n,)) for i, n in enumerate(head["shards"])]
         self.starts, self.sums = _mapped(self.path / "documents.npy", np.int64, (self.documents, 2)).T
-        self._begins = [0, *accumulate(head["shards"])]  # of each shard in the stream, and the end
+        self._begins = [0, *accumulate(head["shards"])]  # start of each shard in the stream, then the end of the last
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens start to stop of the stream, [stop - start] uint16, from as many shards as they lie in."""
+        """Return the tokens start to stop of the stream, uint16 [stop - start]; they may be in several shards."""
         first = bisect_right(self._begins, start) - 1
         parts = []
         while start < stop:
@@ -276,7 +280,7 @@ def _read_head(file):
     names = ["documents.npy", "tokenizer.json", *(_name(i) for i in range(len(head["shards"])))]
     good = all(type(n) is int and n > 0 for n in head["shards"]) and sum(head["shards"]) == head["tokens"]
     if not good or set(head["sha256"]) != set(names):
-        raise NanoEulerError(f"{file}: its numbers or names of files do not fit together: edited")
+        raise NanoEulerError(f"{file}: its numbers or file names contradict each other: the file was edited")
     return head
 
 
@@ -284,12 +288,12 @@ def _mapped(file, dtype, shape):
     try:
         values = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise NanoEulerError(f"{file}: not readable ({one_line(str(error), 200)}), expected .npy") from None
+        raise NanoEulerError(f"{file}: must be a readable .npy file ({one_line(str(error), 200)})") from None
     if (values.dtype, values.shape) != (dtype, shape):
         raise NanoEulerError(
-            f"{file}: holds {values.dtype} {list(values.shape)}, expected {dtype.__name__} {list(shape)}"
+            f"{file}: must hold {dtype.__name__} {list(shape)}, got {values.dtype} {list(values.shape)}"
         )
-    return np.asarray(values)  # a plain view is quicker to cut than a memmap
+    return np.asarray(values)  # slicing an ordinary array is faster than slicing a memmap
 
 
 # ---- Learning from them
@@ -297,7 +301,7 @@ def _mapped(file, dtype, shape):
 
 @dataclass(frozen=True)
 class Part:
-    """Tokens start to stop of a folder of shards, which begin and end with an end-of-text id."""
+    """Refer to the tokens start to stop of a folder of shards; the first and last of them are end-of-text ids."""
 
     shards: Shards
     start: int
@@ -305,13 +309,15 @@ class Part:
 
     @property
     def tokens(self) -> int:
+        """Number of tokens."""
         return self.stop - self.start
 
     def read(self, start: int, stop: int) -> np.ndarray:
+        """Return tokens start to stop of this part, uint16 [stop - start]."""
         return self.shards.read(self.start + start, self.start + stop)
 
     def marks(self) -> np.ndarray:
-        """A number for each document, the same for the same text: its length and CRC-32."""
+        """Return a number for each document that is equal for equal texts, made of its length and CRC-32; int64 [n]."""
         starts, sums = self.shards.starts, self.shards.sums
         first, last = np.searchsorted(starts, [self.start, self.stop - 1])
         return (np.diff(starts[first:last], append=self.stop - 1) << 32) | sums[first:last]

@@ -1,1 +1,1 @@
-"""Train models: data, the loop, the run's folder and its report."""
+"""Modules that train models: datasets, the training loop, the run folder and its report."""

@@ -1,13 +1,13 @@
-"""Checkpoints: a folder with safetensors and JSON, written whole or not at all.
+"""Functions that write and read checkpoints: folders of safetensors and JSON files, written atomically.
 
     step-002000/
-        checkpoint.json         what it is: configurations, step, data, and the SHA-256 of every other file
-        model.safetensors       the parameters by name: float32; float16, or int8 with scales, where they are exported
+        checkpoint.json         header: settings, step, data, and the SHA-256 of every other file
+        model.safetensors       parameters by name: float32; in an exported checkpoint float16, or int8 with scales
         tokenizer.json
-        optimizer.safetensors   moments (of Muon's matrices the momentum); absent where training is not meant to go on
+        optimizer.safetensors   moments (for Muon's matrices the momentum); absent if the checkpoint cannot be resumed
 
-A folder is written under another name and renamed when complete, so a half-written one is never taken for a
-checkpoint. No pickle anywhere: opening a file cannot run code.
+A folder is written under a temporary name and renamed when it is complete, so a half-written folder is never mistaken
+for a checkpoint. Nothing is pickled, so reading a checkpoint cannot run code.
 """
 
 import os
@@ -31,14 +31,14 @@ from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training.monitor import MEASURES
 
 FORMAT = "nanoeuler-checkpoint-1"
-BEST = "best"  # the folder of a run's best checkpoint by validation, beside those of its last steps; has no optimizer
-HEAD_BYTES = 1_000_000  # a longer checkpoint.json is none
+BEST = "best"  # folder of the checkpoint with the lowest validation loss, next to the latest ones; has no optimizer
+HEAD_BYTES = 1_000_000  # maximum size of checkpoint.json
 PRETRAINED = Path(__file__).parent.parent / "pretrained"
 
 
 @dataclass
 class Checkpoint:
-    """What a checkpoint folder holds. `optimizer` and `train` are None where they were not saved."""
+    """Hold the contents of a checkpoint folder. `optimizer` and `train` are None if they were not saved."""
 
     path: Path
     model: GPT
@@ -46,13 +46,10 @@ class Checkpoint:
     step: int
     train: TrainConfig | None
     optimizer: AdamW | None
-    info: dict  # data fingerprint, validation result and the like
+    info: dict  # source and fingerprint of the data, latest validation result and more
 
     def copy(self, training: bool = True) -> "Checkpoint":
-        """The same in this machine's memory; it stays what it is while a run goes on to change this one.
-
-        training: with the optimiser's state, without which no run goes on.
-        """
+        """Return a copy in host memory, which a run does not change; training: with the optimiser, to resume from."""
         config = self.model.config
 
         def copied(params):
@@ -80,10 +77,9 @@ def save(
     info: dict | None = None,
     eight_bits: bool = False,
 ) -> None:
-    """Write a checkpoint folder. An existing one of the same name is replaced only when the new one is complete.
+    """Write a checkpoint folder; an existing one of the same name is replaced once the new one is complete.
 
-    eight_bits: parameters as `int8.quantized` has them. Raises NanoEulerError when the disk is full or the folder
-    cannot be written; what was there stays.
+    eight_bits: as int8 with scales (`int8.quantized`). Raises NanoEulerError if writing fails; the old one stays.
     """
     path = Path(path)
     partial, replaced = (path.with_name(f".{path.name}.{what}") for what in ("partial", "replaced"))
@@ -98,21 +94,20 @@ def save(
             os.replace(replaced, path)
         reason = getattr(error, "strerror", None) or error
         earlier = path.exists() or any(path.parent.glob("step-*"))
-        others = "earlier ones are intact" if earlier else "there is none before it"
+        others = "earlier ones are intact" if earlier else "there is no earlier one"
         raise NanoEulerError(f"{path}: cannot write the checkpoint ({reason}); {others}") from None
 
 
 def _write_files(partial, model, tokenizer, step, train, optimizer, info, eight_bits):
-    """All files of a checkpoint, the head last, and see that they are on the disk."""
     tensors = dict(model.params.host())
     save_file(int8.quantized(tensors) if eight_bits else tensors, partial / "model.safetensors")
     tokenizer.save(partial / "tokenizer.json")
     if optimizer is not None:
         moments = {f"{kind}.{name}": x for kind in ("m", "v") for name, x in getattr(optimizer, kind).host().items()}
         save_file(moments, partial / "optimizer.safetensors")
-    # safetensors lets no one else read them, whatever the umask
+    # safetensors makes its files readable only for their owner, whatever the umask; give them the usual mode
     for file in partial.glob("*.safetensors"):
-        with suppress(OSError):  # some file systems know no modes
+        with suppress(OSError):  # some file systems have no modes
             shutil.copymode(partial / "tokenizer.json", file)
     head = {
         "format": FORMAT,
@@ -130,7 +125,7 @@ def _write_files(partial, model, tokenizer, step, train, optimizer, info, eight_
 
 
 def _swap(partial, path, replaced):
-    """Put a complete folder at its path. At any moment the old or the new one is whole, there or hidden beside it."""
+    """Move a complete folder to its path. At any moment a complete one is at the path or hidden next to it."""
     shutil.rmtree(replaced, ignore_errors=True)
     if path.exists():
         os.replace(path, replaced)
@@ -140,20 +135,19 @@ def _swap(partial, path, replaced):
 
 
 def renew(path: Path, info: dict) -> None:
-    """Replace the info of a checkpoint that is written, and nothing else of it."""
+    """Replace the info in the header of an existing checkpoint; everything else stays."""
     files.write_text(path / "checkpoint.json", to_json(seal(_read_head(path) | {"info": info}), indent=1) + "\n")
 
 
 def load(path: str | Path, training: bool = False) -> Checkpoint:
-    """Read a checkpoint: the folder itself, or a run folder, whose latest one is taken.
+    """Read a checkpoint, with float32 parameters, from its folder, or the latest one from a run folder.
 
-    training: also read what is needed to go on training. Parameters come back as float32.
-    Raises NanoEulerError when something is missing, truncated, edited or does not fit together.
+    training: read the optimiser too. Raises NanoEulerError if a file is missing, truncated, edited or does not fit.
     """
     path = find(path)
     head = _read_head(path)
     for name, digest in head["sha256"].items():
-        if name != "optimizer.safetensors" or (path / name).is_file():  # only a run that goes on needs that one
+        if name != "optimizer.safetensors" or (path / name).is_file():  # the optimiser's file is needed only to resume
             files.expect_digest(path / name, digest, "checkpoint.json")
     config = _settings(ModelConfig, head["model"], path)
     shapes = parameter_shapes(config)
@@ -161,15 +155,15 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
     tokenizer = other_tokenizers.load(path / "tokenizer.json")
     if tokenizer.vocab_size > config.vocab_size:
         raise NanoEulerError(
-            f"{path}: tokenizer has {tokenizer.vocab_size} tokens, expected at most the model's {config.vocab_size}"
+            f"{path}: tokenizer must have at most the model's {config.vocab_size} tokens, got {tokenizer.vocab_size}"
         )
     settings = _settings(TrainConfig, head["train"], path) if head["train"] else None
     params, optimizer = _filled(config, tensors), None
     if training:
         if settings is None or not (path / "optimizer.safetensors").is_file():
             raise NanoEulerError(
-                f"{path}: holds no optimizer state, expected a checkpoint with optimizer.safetensors to go on from; "
-                "nanoeuler train --from begins a new run with its model"
+                f"{path}: has no optimizer.safetensors, so it cannot be resumed: begin a new run with its model "
+                "(nanoeuler train --from)"
             )
         moments = {f"{kind}.{name}": shape for kind in "mv" for name, shape in shapes.items()}
         tensors = _read_tensors(path / "optimizer.safetensors", moments)
@@ -183,9 +177,8 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
 def load_model(source: str | Path = "konigsberg-small") -> tuple[GPT, Tokenizer]:
     """Load a model and its tokenizer; `nanoeuler_lib.load` is this function.
 
-    source: the name of a model that comes with the package ("konigsberg-small", "konigsberg-chat", "english-small"), a
-    checkpoint, or a run folder, whose latest checkpoint is taken. A folder that has the name of such a model is written
-    "./NAME". Raises NanoEulerError for a name or folder that does not exist, and as `load` does.
+    source: "konigsberg-small", "konigsberg-chat" or "english-small"; a checkpoint folder; or a run folder (its latest
+    checkpoint). "./NAME" is a folder of such a name. Raises NanoEulerError if there is none, or as `load` does.
     """
     if str(source) in shipped():
         return load_pretrained(str(source))
@@ -197,34 +190,31 @@ def load_model(source: str | Path = "konigsberg-small") -> tuple[GPT, Tokenizer]
 
 
 def load_pretrained(name: str = "konigsberg-small") -> tuple[GPT, Tokenizer]:
-    """A model and its tokenizer that come with the package.
-
-    Raises NanoEulerError on an unknown name.
-    """
+    """Load a model of the package and its tokenizer. Raises NanoEulerError on an unknown name."""
     checkpoint = load(pretrained(name))
     return checkpoint.model, checkpoint.tokenizer
 
 
 def pretrained(name: str) -> Path:
-    """The checkpoint folder of a model that comes with the package. Raises NanoEulerError on an unknown name."""
+    """Return the checkpoint folder of a model in the package. Raises NanoEulerError on an unknown name."""
     if name not in (known := shipped()):
-        raise NanoEulerError(f"no pretrained model {short(name)}, the package has {', '.join(known) or 'none'}")
+        raise NanoEulerError(f"model must be one in the package ({', '.join(known) or 'none'}), got {short(name)}")
     return PRETRAINED / name
 
 
 def shipped() -> list[str]:
-    """Return the names of the models that come with the package."""
+    """Return the names of the models in the package."""
     return sorted(file.parent.name for file in PRETRAINED.glob("*/checkpoint.json"))
 
 
 def find(path: str | Path) -> Path:
-    """The checkpoint folder that `path` means: `path` itself, or the one with the highest step if it is a run."""
+    """Return the checkpoint folder `path`, or a run folder's latest one. Raises NanoEulerError if there is none."""
     path, expected = Path(path), "expected a checkpoint or a run folder"
     try:
         os.stat(path / "checkpoint.json")
     except PermissionError as error:  # Path.is_file() raises it too, but not since Python 3.14
-        raise NanoEulerError(f"{path}: cannot be looked at ({error.strerror}), {expected}") from None
-    except (OSError, ValueError):  # what is wrong is said below
+        raise NanoEulerError(f"{path}: cannot be read ({error.strerror}), {expected}") from None
+    except (OSError, ValueError):  # the code below reports what is wrong
         pass
     if (path / "checkpoint.json").is_file():
         return path
@@ -234,51 +224,53 @@ def find(path: str | Path) -> Path:
             f"{steps[-1]}: the latest checkpoint must have a file checkpoint.json, got none: put the file back, or "
             f"remove this folder {earlier}"
         )
-    # its successor never came: see `sweep`
+    # a killed process may have moved the old checkpoint aside and not yet put the new one in its place: see `sweep`
     steps = steps or sorted(path.glob("checkpoints/.step-*.replaced"))
     steps = steps or list(path.glob(f"checkpoints/{BEST}"))
     if steps:
         return steps[-1]
     if (path / "lock").is_file():
-        raise NanoEulerError(f"{path}: holds no checkpoint: the run was stopped before its first, begin it again")
-    what = "holds no checkpoint" if path.exists() else "no such folder"
+        raise NanoEulerError(
+            f"{path}: has no checkpoint, because the run was stopped before its first one: begin it again"
+        )
+    what = "has no checkpoint" if path.exists() else "no such folder"
     if inside := folders(path.parent) if path.name == "checkpoints" else []:
-        what, expected = "holds checkpoints", f"expected its run {path.parent}, or one of them: {inside[-1]}"
+        what, expected = "has several checkpoints", f"expected the run {path.parent}, or one of them: {inside[-1]}"
     raise NanoEulerError(f"{path}: {what}, {expected}")
 
 
 def folders(run: str | Path) -> list[Path]:
-    """The checkpoint folders of a run, by step; what else is named step-... is none of them."""
+    """Return the checkpoint folders of a run, named step-NUMBER, in the order of their steps."""
     return sorted((f for f in (Path(run) / "checkpoints").glob("step-*") if step_of(f) >= 0), key=step_of)
 
 
 def step_of(folder: Path) -> int:
-    """The step of a run's checkpoint folder, from its name; -1 for another name."""
+    """Return the step in the name of a checkpoint folder, -1 if the name is not step-NUMBER."""
     digits = folder.name.removeprefix("step-")
     return int(digits) if digits.isdecimal() else -1
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint folder; renamed first, so that a half-deleted one is never taken for a checkpoint."""
+    """Delete a checkpoint folder; it is renamed first, so that a half-deleted one is not mistaken for a checkpoint."""
     doomed = path.with_name(f".{path.name}.removed")
     os.replace(path, doomed)
     shutil.rmtree(doomed)
 
 
 def sweep(folder: Path) -> None:
-    """Finish what a killed process left half-done in a folder of checkpoints; nobody may be writing there."""
+    """Remove or complete what a killed process left in a folder of checkpoints. No process may be writing there."""
     for left in folder.glob("step-*/.*.partial"):
         left.unlink()
     for left in (*folder.glob(".step-*"), *folder.glob(f".{BEST}.*")):
         name, _, what = left.name[1:].rpartition(".")
         if what == "replaced" and not (folder / name).exists():
-            os.replace(left, folder / name)  # its successor never came
+            os.replace(left, folder / name)  # the process was killed before it put the new one in its place
         elif what in ("partial", "replaced", "removed"):
             shutil.rmtree(left, ignore_errors=True)
 
 
 def export(checkpoint: Checkpoint, path: Path, eight_bits: bool = False) -> None:
-    """Write only what generating needs, parameters in float16, or in int8: a small file to share."""
+    """Write a small checkpoint to share: without the optimiser, and with parameters in float16 or int8."""
     model = checkpoint.model
     if not eight_bits:
         params = Parameters(model.config, np.float16)
@@ -289,7 +281,7 @@ def export(checkpoint: Checkpoint, path: Path, eight_bits: bool = False) -> None
 
 
 def public(info: dict) -> dict:
-    """Return what a checkpoint says of its data, with only the names of files and runs: no path is published."""
+    """Return the info of a checkpoint for publication: paths of files and runs are reduced to their names."""
 
     def named(value):
         if isinstance(value, dict):
@@ -307,10 +299,7 @@ def public(info: dict) -> dict:
 
 
 def read_head(path: str | Path) -> dict:
-    """What a checkpoint says of itself (`find` says which one): model, train, step, info; no tensor is read.
-
-    Raises NanoEulerError when it is missing, truncated or edited.
-    """
+    """Read the header of the checkpoint at `path` (see `find`). Raises NanoEulerError if it is missing or damaged."""
     return _read_head(find(path))
 
 
@@ -320,30 +309,30 @@ def _read_head(path):
     allowed = {"model.safetensors", "tokenizer.json", "optimizer.safetensors"}
     names = set(head["sha256"])
     if not {"model.safetensors", "tokenizer.json"} <= names <= allowed:
-        raise NanoEulerError(f"{file}: lists files {short(sorted(names))}, expected {sorted(allowed)}")
+        raise NanoEulerError(f"{file}: files must be among {sorted(allowed)}, got {short(sorted(names))}")
     _expect_readable(head, file)
     return head
 
 
 def _expect_readable(head, file):
-    """Raise NanoEulerError for info of a kind that is not read again: checked before it is written, and after."""
+    """Raise NanoEulerError if a value of the info has the wrong kind; called before writing and after reading."""
     for name in head["info"].keys() & INFO.keys():
         if not fits(value := head["info"][name], INFO[name][1]):
-            raise NanoEulerError(f"{file}: info.{name} is {short(value)}, expected {INFO[name][0]}")
+            raise NanoEulerError(f"{file}: info.{name} must be {INFO[name][0]}, got {short(value)}")
 
 
 HEAD = {"model": dict, "train": (dict, None), "step": is_count, "info": dict, "sha256": {str: str}}
 TEXT, NUMBER = ("text", str), ("a number", (int, float, None))
-SOURCE = "a source, a number and a seed", [str, is_count, is_count]  # of what a run learns from
-# What the library writes into `info` and reads again: what is expected, and its kind (`files.fits`).
+SOURCE = "a source, a number and a seed", [str, is_count, is_count]  # of the examples, pairs or questions of a run
+# Names in `info` that the library reads back: the kind in words, for messages, and in terms of `files.fits`.
 INFO = dict.fromkeys("source template base fingerprint valid_fingerprint reference".split(), TEXT)
 INFO |= dict.fromkeys((*MEASURES, "floor_bits_per_byte", "beta", "label_noise"), NUMBER)
 INFO |= dict.fromkeys(("examples", "pairs", "questions"), SOURCE)
 INFO |= {
     "split": ("2", 2), "turns": ("first, windows or last", ("first", "windows", "last")), "rewards": ("settings", dict),
-    "valid_sets": ("a number for each", {str: (int, float)}), "files": ("names of files", {str: (str, None)}),
-    "robust": ("true or false", bool), "shards": ("a whole number", int), "bits": ("facts by name", dict),
-    "due": ("a number and three switches", [int, bool, bool, bool]),
+    "valid_sets": ("a number by name", {str: (int, float)}), "files": ("paths by name", {str: (str, None)}),
+    "robust": ("true or false", bool), "shards": ("an integer", int), "bits": ("values by name", dict),
+    "due": ("an integer and three booleans", [int, bool, bool, bool]),
 }  # fmt: skip
 
 
@@ -355,25 +344,24 @@ def _settings(kind, values, path):
 
 
 def _read_parameters(file, shapes):
-    """A model's tensors as floats, of whatever kind the file has them."""
+    """Read a model's tensors as floats, whether the file stores floats or int8 with scales."""
     try:
         with safe_open(file, framework="numpy") as opened:
             eight_bits = any(name.endswith(int8.SCALE) for name in opened.keys())
     except (OSError, SafetensorError):
-        eight_bits = False  # `_read_tensors` says what is wrong
+        eight_bits = False  # `_read_tensors` reports what is wrong
     if not eight_bits:
         return _read_tensors(file, shapes)
     scales = int8.scale_shapes(shapes)
     tensors = _read_tensors(file, shapes | scales, (np.int8, np.float16, np.float32))
     for name, tensor in tensors.items():
         if (tensor.dtype == np.int8) != (f"{name}{int8.SCALE}" in scales):
-            expected = "float16 or float32" if tensor.dtype == np.int8 else "int8, as it has scales"
-            raise NanoEulerError(f"{file}: {name} is {tensor.dtype}, expected {expected}")
+            expected = "float16 or float32" if tensor.dtype == np.int8 else "int8, because it has scales"
+            raise NanoEulerError(f"{file}: {name} must be {expected}, got {tensor.dtype}")
     return int8.restored(tensors)
 
 
 def _read_tensors(file, shapes, dtypes=(np.float16, np.float32)):
-    """The tensors of a safetensors file. Names and shapes are compared with `shapes` before memory is taken."""
     try:
         with safe_open(file, framework="numpy") as opened:
             stored = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
@@ -382,18 +370,18 @@ def _read_tensors(file, shapes, dtypes=(np.float16, np.float32)):
             raise NanoEulerError(f"{file}: missing or unknown tensors {short(odd)}")
         for name, shape in shapes.items():
             if stored[name] != shape:
-                raise NanoEulerError(f"{file}: {name} is {list(stored[name])}, expected {list(shape)}")
+                raise NanoEulerError(f"{file}: {name} must have shape {list(shape)}, got {list(stored[name])}")
         tensors = load_file(file)
     except NanoEulerError:
         raise
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
-        # whatever a strange header gives
+        # a damaged header can cause any of these
         raise NanoEulerError(f"{file}: not readable as safetensors ({one_line(str(error), 200)})") from None
     for name, tensor in tensors.items():
         if tensor.dtype not in dtypes:
-            raise NanoEulerError(f"{file}: {name} is {tensor.dtype}, expected float16 or float32")
+            raise NanoEulerError(f"{file}: {name} must be float16 or float32, got {tensor.dtype}")
         if not np.isfinite(tensor).all():
-            raise NanoEulerError(f"{file}: {name} holds NaN or infinity, expected finite numbers")
+            raise NanoEulerError(f"{file}: {name} must hold finite numbers, got NaN or infinity")
     return tensors
 
 

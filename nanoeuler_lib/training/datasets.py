@@ -1,10 +1,16 @@
-"""What a run learns from and is measured on: a text, shards on the disk, or examples; `preferences` has pairs.
+"""Datasets: the training and validation data of a run, from a text, from shards on the disk, or from examples.
 
-All have the same members (`Dataset`): `batch` and `validation`, `sample` for the reader of the log; the fingerprints
-tell one text from another, `sizes` goes into run.json, `tokens` is how many there are to learn from, `row_tokens` how
-many a row has on average (a pair, for pairs), `warnings` what to say first, `sampled` whether there is so much to
-validate on that most validations score a part of it. `reach` is the share of the training tokens (of replies, for
-examples: `unit`) that any row can hold, `seen` that which the rows of the first steps did hold.
+`preferences` has the dataset of pairs, `rewards` that of questions. All datasets have the same members (`Dataset`):
+
+    batch         inputs and targets of a step
+    validation    validation loss of a model, for the log; sample: a text for the log
+    fingerprint   string that differs if the training data differ; valid_fingerprint: the same for validation data
+    sizes         numbers of training and validation tokens (or examples), for run.json
+    tokens        number of training tokens; row_tokens: average number per row (per pair, in the dataset of pairs)
+    warnings      warnings to print before the first step
+    sampled       whether most validations score only a sample, because there is so much validation data
+    reach         fraction of the training data that rows can contain; unit: the unit in which the data is counted
+    seen          fraction of the training data in the rows of the first n steps
 """
 
 import math
@@ -30,15 +36,18 @@ from nanoeuler_lib.text.tokenizer import END_OF_TEXT
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.monitor import document_warnings, percent, text_warnings
 
-# The rule by which a share of the data is held out, as runs keep it ("split"). Runs that name none hold out the end of
-# all texts together, from a document's beginning on, however much that is.
+# Number of the rule that holds out validation data; a run stores it as "split". Runs without it are older: they hold
+# out the end of all texts joined together, from the beginning of a document on, however long that document is.
 SPLIT = 2
 
 
 def split_text(
     text: str | Sequence[str], valid_text: str | None, config: TrainConfig, rule: int | None = SPLIT
 ) -> tuple[str, str]:
-    """The parts to train on and to validate on; without a validation text the last share of each text."""
+    """Return the training text and the validation text of a run.
+
+    valid_text None: hold out the last `config.valid_fraction` of each text. rule: how to cut; None: as older runs do.
+    """
     texts = [text] if isinstance(text, str) else text
     if valid_text is not None:
         text = data.SEPARATOR.join(texts)
@@ -51,7 +60,10 @@ def split_text(
 
 
 def bits_per_byte(model: GPT, tokens: data.Tokens, rows: int = 8) -> float:
-    """Bits that head 0 needs for each byte of a text, every token scored once (`data.validation_rows`)."""
+    """Compute the bits per byte of head 0 on a text, with every token scored once.
+
+    `data.validation_rows` cuts the text; rows: how many rows the model scores at a time.
+    """
     inputs, targets = data.validation_rows(tokens, model.config.context)
     plans = range(0, len(inputs), rows)
     nats = nats_of(model, ((inputs[i : i + rows], targets[i : i + rows]) for i in plans))
@@ -60,36 +72,38 @@ def bits_per_byte(model: GPT, tokens: data.Tokens, rows: int = 8) -> float:
 
 
 def nats_of(model: GPT, parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
-    """Nats that head 0 needs for all targets that count (-1 does not), over parts of inputs and targets [B, T]."""
+    """Sum the loss of head 0 in nats over parts, each inputs and targets [B, T].
+
+    Targets of -1 do not count.
+    """
     return sum(float(model.losses(inputs, targets).sum(dtype=np.float64)) for inputs, targets in parts)
 
 
 class Dataset:
-    """What all datasets have, as it is unless they say otherwise."""
+    """Base class of all datasets: default values and methods."""
 
     span = 1  # a run may only be saved every `span` steps
-    together = 1  # rows of a batch that belong together: 2 for pairs
-    figures: Sequence[str] = ()  # names in the log of what a step gives beside its loss; none: nats of the later heads
-    frequencies = None  # entropy of the token frequencies, in nats per token; None where the data is not text
-    prompt: str | None = None  # of the held-out examples, the one that samples reply to
-    measure = "valid_bits_per_byte"  # what its validations are judged by, of `monitor.MEASURES`
+    together = 1  # number of consecutive rows that belong together: 2 for pairs
+    figures: Sequence[str] = ()  # names in the log of a step's values after the loss; (): losses of the later heads
+    frequencies = None  # entropy of the token frequencies, in nats per token; None if the data is not text
+    prompt: str | None = None  # held-out prompt that samples reply to; None: samples start a new text
+    measure = "valid_bits_per_byte"  # name of the validation loss, one of `monitor.MEASURES`
 
     def prepare(self, run: Path, state: Checkpoint) -> None:
-        """Write, or read again, this data's own files in the run's folder, before a run begins or goes on."""
+        """Write this dataset's files in the folder of a new run, or read them when a run is resumed."""
 
     def sample(self, model: GPT, seed: int) -> str:
-        """A text for the reader of the log: the model's own, or its reply to the prompt, which has its template on."""
+        """Generate a text for the log: the model's reply to `prompt`, or a new text if `prompt` is None."""
         if self.prompt is None:
             return generate(model, self.tokenizer, "", 100, seed=seed)
         return "".join(Chat(model, self.tokenizer).reply(self.prompt, 60, seed, temperature=0.0))
 
 
 class TextDataset(Dataset):
-    """A text, tokenised, in rows of the model's context.
+    """Hold a tokenised text and draw rows of the model's context from it.
 
-    `train.cut_documents` says whether documents longer than a row are read whole (`data.row_starts`). Without a
-    validation text (`train.valid_fraction` 0) nothing is validated. Raises NanoEulerError when a part is too short for
-    a row.
+    part: training text; valid: validation text, or empty with `train.valid_fraction` 0. With `train.cut_documents`,
+    long documents continue in further rows (`data.row_starts`). Raises NanoEulerError if a text is too short for a row.
     """
 
     sampled, unit = False, "tokens"
@@ -117,21 +131,22 @@ class TextDataset(Dataset):
         self.warnings = text_warnings(part, valid, data.SEPARATOR)
         if self.reach < REACHED:
             self.warnings.append(
-                f"rows reach {percent(self.reach)} of the {size} training tokens: a smaller context, or more text, "
-                "leaves less behind"
+                f"rows cover only {percent(self.reach)} of the {size} training tokens: use a smaller context or more "
+                "text to cover more"
             )
         if data.SEPARATOR in part and self.part.starts is None:
             self.warnings.append(
-                f"the tokenizer has no {END_OF_TEXT}: the lines between documents are ordinary letters to it"
+                f"the tokenizer has no token {END_OF_TEXT}, so it splits the lines between documents into ordinary "
+                "tokens"
             )
 
     def batch(self, step: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs [B, T] and targets [B, T, K] of step 0, 1, ..."""
+        """Return inputs [B, T] and targets [B, T, K] of a step (0, 1, ...); B is `rows`."""
         rng = np.random.default_rng([self.train.seed, step])
         return data.batch(self.part, rng, rows, self.model.context, self.model.predict, self.starts)
 
     def seen(self, steps: int) -> float:
-        """Share of the training tokens that rows of the first so many steps have held. Steps may only grow."""
+        """Return the fraction of the tokens in the rows of the first `steps` steps; `steps` must never decrease."""
         for step in range(self.counted, steps):
             rng, last = np.random.default_rng([self.train.seed, step]), len(self.read) - self.window
             for at in data.draw(self.starts, last, rng, _rows_of(self.train)):
@@ -140,58 +155,53 @@ class TextDataset(Dataset):
         return float(self.read.mean())
 
     def validation(self, model: GPT, whole: bool = True) -> dict:
-        """What the log says of a validation; whole: false where a part of the text would do."""
+        """Return the bits per byte of the validation text, for the log; `whole` makes no difference here."""
         if not len(self.valid.ids):
             return {}
         return {"valid_bits_per_byte": bits_per_byte(model, self.valid)}
 
 
-REACHED = 0.95  # of a text; if rows reach less, that is told
+REACHED = 0.95  # fraction of a text; a warning is given if rows cover less
 
 
 def _expect_a_row(source, name, tokens, model=None):
-    """Raises NanoEulerError for fewer tokens than a row needs: that of a model to train, or any to validate on."""
     if tokens < (least := model.context + model.predict if model else 2):
-        why = f", {model.context} of --context and {model.predict} of --predict" if model else ""
-        raise NanoEulerError(f"{source}: {name} part has {tokens} tokens, expected at least {least}{why}")
+        why = f" (--context {model.context} plus --predict {model.predict})" if model else ""
+        raise NanoEulerError(f"{source}: {name} part must have at least {least} tokens{why}, got {tokens}")
 
 
 def _entropy(ids):
-    """Return the entropy of the frequencies of these tokens, in nats per token."""
+    """Compute the entropy of the frequencies of these tokens, in nats per token."""
     counts = np.bincount(ids)
     shares = counts[counts > 0] / len(ids)
     return float(-(shares * np.log(shares)).sum())
 
 
 def _rows_of(train):
-    """Rows of a step."""
     return train.batch * train.accumulate
 
 
 def fingerprint(ids: np.ndarray) -> str:
-    """A short string that tells one sequence of token ids from another."""
+    """Return the length and CRC-32 of token ids as a short string, to detect that the data has changed."""
     return f"{len(ids)}-{zlib.crc32(np.ascontiguousarray(ids, '<i8')):08x}"
 
 
-COUNTED = 1 << 16  # the frequencies are counted over so many tokens at the beginning
-SAMPLE = 500_000  # tokens of all validation sets together that a validation between whole ones scores
-ROWS = 16  # of validation that go through the model at a time
+COUNTED = 1 << 16  # token frequencies are counted over this many tokens at the start of the text
+SAMPLE = 500_000  # tokens that a sampled validation scores, over all validation sets
+ROWS = 16  # validation rows per forward pass
 
 
 class ShardDataset(Dataset):
-    """What a run learns from and is measured on: shards, read in windows of the model's context.
+    """Read shards from the disk in windows of the model's context, for training and validation.
 
-    Has the members of `datasets.TextDataset`. A row is a window of `context` tokens, wherever documents begin in it. An
-    epoch is windows that follow one another, each once, in an order that it draws, from a place near the beginning that
-    it draws too, so that other tokens begin a window the next time: all tokens but two windows' at most. Both come from
-    the seed and the epoch's number alone. Step s takes rows s B to (s+1) B of the epochs in turn, so a run that goes on
-    has to know its step and nothing else. The order takes 4 bytes a window.
-
-    valid: shards to validate on, each reported by the name of its folder; None: the last `valid_fraction` of the
-    tokens, from a document's beginning on if one is near, which are then not trained on. Every token of them is scored
-    in consecutive windows, or a sample of windows at equal distances (`validation`).
-    Raises NanoEulerError when a part is too short for a row, when two validation sets have one name, and when one was
-    tokenized with another vocabulary.
+    A row is a window of `context` tokens; documents may begin anywhere in it. An epoch reads consecutive windows once
+    each, in random order, from a random offset near the start, so windows are cut at different tokens in each epoch,
+    and at most two windows' worth of tokens is left out. Offset and order depend only on the seed and the number of the
+    epoch, and step s takes rows s B to (s+1) B of the sequence of epochs, so a resumed run needs only its step. The
+    order takes 4 bytes per window. valid: shards to validate on, reported by the names of their folders; None: the last
+    `valid_fraction` of the tokens, cut at the beginning of a document if one is near. Validation scores all their
+    tokens in consecutive windows, or a sample of evenly spaced windows. Raises NanoEulerError if a part is too short
+    for a row, or if validation sets have the same name or different tokenizers.
     """
 
     def __init__(self, shards: Shards, valid: Sequence[Shards] | None, state: Checkpoint):
@@ -200,7 +210,7 @@ class ShardDataset(Dataset):
         for other in valid or ():
             if other.vocabulary != shards.vocabulary:
                 raise NanoEulerError(
-                    f"{other.path}: was tokenized with another tokenizer, expected that of {shards.path}"
+                    f"{other.path}: must have the tokenizer of {shards.path}, got shards of a different tokenizer"
                 )
         if valid is None and self.train.valid_fraction == 0:
             self.part, self.valid = Part(shards, 0, shards.tokens), {}
@@ -212,7 +222,7 @@ class ShardDataset(Dataset):
             self.valid = {other.name: Part(other, 0, other.tokens) for other in valid}
             if len(self.valid) < len(valid):
                 raise NanoEulerError(
-                    f"--valid is {', '.join(other.name for other in valid)}, expected folders of different names"
+                    f"--valid must name folders with different names, got {', '.join(other.name for other in valid)}"
                 )
         _expect_a_row(source, "training", self.part.tokens, self.model)
         for part in self.valid.values():
@@ -220,7 +230,7 @@ class ShardDataset(Dataset):
         self.tokens, self.row_tokens = self.part.tokens, self.model.context
         self.windows = max(1, (self.tokens - self.model.predict) // self.row_tokens - 1)
         self.reach, self.unit = 1.0, "tokens"
-        # the last two epochs: where each begins, and the order of its windows
+        # number of each of the last two epochs -> its first token and the order of its windows
         self.epochs: dict[int, tuple[int, np.ndarray]] = {}
         self.sizes = {"train_tokens": self.tokens, "valid_tokens": sum(p.tokens for p in self.valid.values())}
         self.sampled = self.sizes["valid_tokens"] > SAMPLE
@@ -234,7 +244,7 @@ class ShardDataset(Dataset):
         )
 
     def epoch(self, number: int) -> tuple[int, np.ndarray]:
-        """Where the windows of an epoch begin, and their order [windows]."""
+        """Return the first token of an epoch's windows, and the order in which they are read [windows]."""
         if number not in self.epochs:
             rng = np.random.default_rng([self.train.seed, number])
             spare = self.tokens - self.model.predict - self.windows * self.row_tokens
@@ -246,7 +256,7 @@ class ShardDataset(Dataset):
         return self.epochs[number]
 
     def batch(self, step: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs [B, T] and targets [B, T, K] of step 0, 1, ..."""
+        """Return inputs [B, T] and targets [B, T, K] of a step (0, 1, ...); B is `rows`."""
         time, predict = self.model.context, self.model.predict
         windows = np.empty((rows, time + predict), np.int64)
         for row in range(rows):
@@ -258,9 +268,9 @@ class ShardDataset(Dataset):
         return windows[:, :time], targets
 
     def validation(self, model: GPT, whole: bool = True) -> dict:
-        """For the log: bits per byte of all validation sets together, and of each by its name if there are several.
+        """Return bits per byte over all validation sets, for the log, and for each set by name if there are several.
 
-        whole: score every token; else windows at equal distances, `SAMPLE` tokens of all sets, and say their share.
+        whole: score all tokens, not only about `SAMPLE` in evenly spaced windows, whose fraction is "valid_share".
         """
         if not self.valid:
             return {}
@@ -278,11 +288,11 @@ class ShardDataset(Dataset):
         return entry
 
     def seen(self, steps: int) -> float:
-        """Share of the training tokens that windows of the first so many steps have held."""
+        """Return the fraction of the training tokens in the windows of the first `steps` steps."""
         return min(steps * _rows_of(self.train), self.windows) * self.row_tokens / self.tokens
 
     def _scored(self, model, part, chosen):
-        """The bits that head 0 needs for the windows of these numbers, their bytes and their tokens."""
+        """Score the windows with these numbers: the bits of head 0, the bytes and the tokens."""
         time, nats, size, count = self.row_tokens, 0.0, 0, 0
         rows = min(ROWS, len(chosen))
         for first in range(0, len(chosen), rows):
@@ -296,10 +306,7 @@ class ShardDataset(Dataset):
 
 
 def _split_shards(shards, fraction, rule):
-    """A part to train on and one to validate on: the last documents, which hold about this share of the tokens.
-
-    By the rule SPLIT a document is cut where none begins within half the share.
-    """
+    """Hold out the last documents, about this fraction of the tokens; under SPLIT, cut one if none begins nearby."""
     cut = round(shards.tokens * (1 - fraction))
     number = min(int(np.searchsorted(shards.starts, cut)), shards.documents - 1)
     for at in map(int, shards.starts[[number, number - 1]]):
@@ -309,29 +316,30 @@ def _split_shards(shards, fraction, rule):
 
 
 def _fingerprint_of_shards(part):
-    """A short string that tells the tokens of a part from others: by the digests of its shards."""
     return f"{part.tokens}-{sha256(f'{part.shards.digest} {part.start}'.encode()).hexdigest()[:16]}"
 
 
 def parted(items: list, source: str | Path, seed: int, fraction: float) -> tuple[list, list]:
-    """What a file held, shuffled: to train on, and this share, at least one, held out."""
+    """Shuffle items in place and split them: training items, and this fraction, but at least one, held out.
+
+    Raises NanoEulerError, with the name of the source, for fewer than two items.
+    """
     if len(items) < 2:
-        raise NanoEulerError(f"{source}: holds 1 example, expected two or more: some are held out")
+        raise NanoEulerError(f"{source}: must have at least two examples, because some are held out, got 1")
     Random(seed).shuffle(items)
     cut = len(items) - max(1, round(len(items) * fraction))
     return items[:cut], items[cut:]
 
 
-MEASURABLE = 8  # with fewer examples held out, validation says little
+MEASURABLE = 8  # with fewer held-out examples, the validation loss is too noisy to be useful
 
 
 class SFTDataset(Dataset):
-    """Examples to learn from and to be measured on, laid into rows of about the same length.
+    """Hold examples for fine-tuning, with batches whose rows have about the same length.
 
-    examples: to train on; held_out: to validate on. The info "turns" of the run says what becomes of turns that do not
-    fit into the context (`text.sft_data.encode_all`; absent: "first", the turns that fit into one row). `sizes` counts
-    what is left, `warnings` says what is not. Raises NanoEulerError when a part has nothing left, and when the second
-    has lost more than half and is too small to measure by.
+    The run's info "turns" selects how turns that do not fit into the context are treated (`sft_data.encode_all`;
+    absent: "first", those that fit into one row). `sizes` counts the examples left. Raises NanoEulerError if no
+    training example fits, or fewer than `MEASURABLE` held-out examples and less than half of them.
     """
 
     sampled, unit = False, "reply tokens"
@@ -343,14 +351,14 @@ class SFTDataset(Dataset):
         self.source = one_line(state.info.get("source", "examples"), 200)
         self.part, count, self.reach = self._fitting(examples, "training", 1)
         self.valid, held, _ = self._fitting(held_out, "validation", min(MEASURABLE, -(-len(held_out) // 2)))
-        self.order = np.argsort([len(e.ids) for e in self.part], kind="stable")  # by length
+        self.order = np.argsort([len(e.ids) for e in self.part], kind="stable")  # shortest first
         self.tokens = sum(len(e.ids) for e in self.part)
         self.row_tokens = self.tokens / len(self.part)
         self.sizes = {"train_examples": count, "valid_examples": held}
         if count < len(self.part):
             self.sizes |= {"train_rows": len(self.part)}
         replies = np.array([e.counted.sum() for e in self.part])
-        self.share = self.reach * replies / replies.sum()  # of the reply tokens, in each row
+        self.share = self.reach * replies / replies.sum()  # of each row in all reply tokens
         self.drawn, self.done = np.zeros(len(self.part), bool), 0
         self.fingerprint, self.valid_fingerprint = (
             fingerprint(np.concatenate([np.where(e.counted, ~e.ids, e.ids) for e in part]))
@@ -359,40 +367,39 @@ class SFTDataset(Dataset):
         prompts = (turn for e in held_out for turn in (e[:1] if self.turns == "first" else e))
         most = self.model.context + 1
         fits = lambda turn: encode([turn], self.tokenizer, most - (not turn[1])).counted.any()
-        # a chat takes a prompt that leaves room for a reply
+        # a chat accepts a prompt only if it leaves room for a reply
         self.prompt = next((turn[0] for turn in prompts if fits(turn)), held_out[0][0][0])
         said = [reply for example in examples for _, reply in example]
         if empty := sum(not reply.strip() for reply in said):
             self.warnings.append(
-                f"{empty:,} of {len(said):,} training replies are empty: from them a model learns to say nothing"
+                f"{empty:,} of {len(said):,} training replies are empty: the model learns to give empty replies"
             )
         self._warn_of_examples()
 
     def _warn_of_examples(self):
-        """Copies, and too few examples to validate on."""
         if copies := len(self.part) - len({e.ids.tobytes() for e in self.part}):
-            self.warnings.append(f"{copies} of {len(self.part)} training examples stand there more than once")
+            self.warnings.append(f"{copies} of {len(self.part)} training examples are copies of earlier ones")
         if len(self.valid) < MEASURABLE:
             self.warnings.append(
-                f"validation rests on {len(self.valid)} examples, which say little: hold out more (--valid-fraction)"
+                f"only {len(self.valid)} examples are held out, so the validation loss is noisy: hold out more "
+                "(--valid-fraction)"
             )
 
     def _fitting(self, examples, name, least):
-        """The rows of the examples that fit the context, how many these are, and the share of reply tokens in them.
-
-        Says how many do not fit, and refuses when fewer than `least` do.
-        """
+        """Return the rows of the examples that fit, the number of examples, and their fraction of reply tokens."""
         context = self.model.context
         encoded = [self._encoded(example) for example in examples]
         fitting = [e for e in encoded if e]
         fits = f"{len(fitting)} of {len(encoded)} {name} examples fit in {context} tokens"
         if len(fitting) < max(least, 1):
             raise NanoEulerError(
-                f"{self.source}: {fits}, expected at least {max(least, 1)}: take a base model of a longer context "
+                f"{self.source}: {fits}, expected at least {max(least, 1)}: use a base model with a longer context "
                 "(--base), shorter examples, or more of them"
             )
         if len(fitting) < len(encoded):
-            self.warnings.append(f"{fits}; the others are left out. A base model of a longer context takes more")
+            self.warnings.append(
+                f"{fits}; the others are left out: use a base model with a longer context to keep more"
+            )
         kept = lost = turns = short = 0
         for example, found in zip(examples, encoded):
             kept += sum(int(e.counted.sum()) for e in found)
@@ -404,39 +411,39 @@ class SFTDataset(Dataset):
         if (further := sum(map(len, fitting)) - len(fitting)) and least == 1:
             self.warnings.append(
                 f"later turns of training examples that do not fit in {context} tokens make {further:,} further rows, "
-                "in which the turns before them are forgotten"
+                "which do not contain the turns before them"
             )
         if turns:
             self.warnings.append(
                 f"{turns:,} later turns of {short:,} {name} examples do not fit in {context} tokens and are left out: "
-                f"{percent(kept / (kept + lost))} of the reply tokens are {'learnt from' if least == 1 else 'scored'}"
+                f"{percent(kept / (kept + lost))} of the reply tokens are {'trained on' if least == 1 else 'scored'}"
             )
         return [e for found in fitting for e in found], len(fitting), kept / (kept + lost)
 
     def _encoded(self, example):
-        """The rows of an example that has a reply which fits, else none."""
+        """Return the rows of an example; none if no reply fits the context."""
         most = self.model.context + 1
         if self.turns != "first":
             return encode_all(example, self.tokenizer, most, self.turns)
         return [one] if (one := encode(example, self.tokenizer, most)).counted.any() else []
 
     def batch(self, step: int, rows_: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs [B, T] and targets [B, T, K]: neighbours in the order of length, all nearly T tokens long.
+        """Return inputs [B, T] and targets [B, T, K] of a step: examples adjacent in the order of their lengths.
 
-        The neighbours begin anywhere and go on at the other end, so every example is drawn equally often.
+        The first is drawn at random; the shortest follows the longest, so that all examples are equally likely.
         """
         start = np.random.default_rng([self.train.seed, step]).integers(len(self.order))
         chosen = [self.part[i] for i in np.take(self.order, range(start, start + rows_), mode="wrap")]
         return rows(chosen, row_length(chosen, self.model.context), self.model.predict)
 
     def validation(self, model: GPT, whole: bool = True) -> dict:
-        """What the log says of a validation, of all examples that are held out; nothing of replies without a byte."""
+        """Return the bits per byte of all held-out replies, for the log; nothing if the replies are empty."""
         if not any(self.tokenizer.token_lengths[e.ids[e.counted]].any() for e in self.valid):
             return {}
         return {"valid_bits_per_byte": self.bits_per_byte(model)}
 
     def seen(self, steps: int) -> float:
-        """Share of all reply tokens that rows of the first so many steps have held. Steps may only grow."""
+        """Return the fraction of all reply tokens in the first `steps` steps' rows; `steps` must never decrease."""
         for step in range(self.done, steps):
             start = np.random.default_rng([self.train.seed, step]).integers(len(self.order))
             some = np.take(self.order, range(start, start + _rows_of(self.train)), mode="wrap")
@@ -445,7 +452,7 @@ class SFTDataset(Dataset):
         return float(self.share[self.drawn].sum())
 
     def bits_per_byte(self, model: GPT) -> float:
-        """Bits that head 0 needs for the held-out replies with their end markers, for each byte of a reply."""
+        """Compute the bits of head 0 for the held-out replies and their end markers, per byte of reply."""
         parts = []
         for start in range(0, len(self.valid), 16):
             some = self.valid[start : start + 16]

@@ -1,4 +1,4 @@
-"""Write a run's log, its console output and its checkpoints."""
+"""The journal of a run, which writes its log, its terminal output and its checkpoints."""
 
 import math
 import sys
@@ -21,7 +21,7 @@ from nanoeuler_lib.training.run_folder import appending, entries
 
 
 class Taken(NamedTuple):
-    """A step that was taken. losses: mean nats by head [K]; norm: of the gradient; tokens: of its batch."""
+    """Hold the results of a step. losses: mean nats of each head [K]; norm: gradient norm; tokens: of its batch."""
 
     step: int
     losses: np.ndarray | None = None
@@ -31,24 +31,22 @@ class Taken(NamedTuple):
 
 
 class Journal:
-    """Write a run's log, its lines and progress bar on the terminal, its warnings and its checkpoints.
-
-    options: `RunOptions`; processes: those of the run; still_there: raises when the run's folder is gone.
-    """
+    """Write a run's log and checkpoints, and print its progress. still_there: raises if the folder was removed."""
 
     def __init__(self, run, state, dataset, options, processes, still_there):
         self.run, self.state, self.dataset, self.config = run, state, dataset, state.train
         self.options, self.processes, self.still_there = options, processes, still_there
         self.append = None  # set while the log is open
         self.writer, self.pending = ThreadPoolExecutor(1, "checkpoint"), []
-        self.saved, self.taken = state.step, Taken(state.step)  # the step of the last checkpoint; the last whole step
-        # what the last checkpoint still needs: its step's entries in the log, and the arguments of `look`
+        self.saved, self.taken = state.step, Taken(state.step)  # step of the last checkpoint; the last complete step
+        # set until the validation and sample of the last checkpoint's step are done: number of the step's log entries,
+        # and the arguments of `look`
         self.due = state.info.pop("due", None)
-        self.at, self.entries = state.step, 0  # the step of the last entry, and how many it has
+        self.at, self.entries = state.step, 0  # step of the last log entry, and number of entries of that step
         self.validation_seconds = 0.0
-        self.best = run_folder.best(run)  # validation of the best checkpoint kept, None: there is none
+        self.best = run_folder.best(run)  # lowest validation loss so far; None: no best checkpoint
         self.began = time.perf_counter()
-        # seconds that the steps waited for each
+        # seconds in which the steps had to wait
         self.spent = dict(validation=0.0, samples=0.0, checkpoints=0.0)
         self.rows = self.config.batch * self.config.accumulate
         self.step_tokens = round(self.rows * dataset.row_tokens)
@@ -62,12 +60,12 @@ class Journal:
 
     @contextmanager
     def open(self):
-        """Inside, the bar is shown and the log takes entries."""
+        """Open the log and show the progress bar for the duration of the block."""
         with self.bar, self.writer, appending(self.run / "log.jsonl", lambda: self.saved) as self.append:
             yield
 
     def say(self, text, always=False):
-        """A line above the bar."""
+        """Print a line above the progress bar, unless the run is quiet; always: also if it is quiet."""
         if always or not self.options.quiet:
             with self.bar.get_lock():
                 self.bar.clear(nolock=True)
@@ -75,7 +73,7 @@ class Journal:
                 self.bar.refresh(nolock=True)
 
     def note(self, **entry):
-        """An entry of the log, and what the watch has to say about it."""
+        """Write an entry to the log, and any warnings that it causes."""
         self.append(entry)
         self.entries = self.entries + 1 if entry["step"] == self.at else 1
         self.at = entry["step"]
@@ -85,42 +83,40 @@ class Journal:
             self.warn(entry["step"], warning)
 
     def warn(self, step, warning):
+        """Log and print a warning."""
         self.note(step=step, warning=warning)
         self.say(f"warning: {warning}")
 
     def _without(self, step, what, error):
-        """Warn that a step has no validation or no sample; its weights are what they are."""
+        """Warn that the validation or the sample of a step failed; training continues."""
         self.warn(step, f"no {what}: {one_line(str(error) if isinstance(error, NanoEulerError) else repr(error))}")
 
     def begin(self, take_step, warnings, changed):
-        """What will be done, what is odd about it, and the validation before the first step.
-
-        changed: what of the settings was changed, for the log.
-        """
+        """Print the plan and the warnings, validate before step 1, and print an estimate of the remaining time."""
         self.take_step, first = take_step, self.state.step
         if take_step.memory_line:
             self.say(take_step.memory_line)
         planned = self.config.steps * self.step_tokens
         sizes = ", ".join(f"{size:,} {name.replace('_', ' ')}" for name, size in self.dataset.sizes.items())
         self.say(f"model: {self.state.model.size:,} parameters; data: {sizes}")
-        whence = f"from step {first:,} on, " if first else ""
+        whence = f"continue after step {first:,} up to " if first else ""
         passes, held_out = planned / self.dataset.tokens, ""
         if "split" in self.state.info:
             train, valid = self.dataset.sizes["train_tokens"], self.dataset.sizes["valid_tokens"]
-            held_out = f"; held out {valid / (train + valid):.1%}"
+            held_out = f"; {valid / (train + valid):.1%} held out"
         self.say(
             f"plan: {whence}{self.config.steps:,} steps of {self.step_tokens:,} tokens, {planned:,} in all, "
-            f"{passes:{'.1f' if passes >= 1 else '.2g'}} passes over the data; rows reach "
+            f"{passes:{'.1f' if passes >= 1 else '.2g'}} passes over the data; rows cover "
             f"{percent(self.dataset.reach)} of its {self.dataset.unit}{held_out}"
         )
         ahead = self.watch.begin()
-        said = set()  # changes that the log names for this step: a process was killed after it wrote them
+        said = set()  # changes that the log has at this step already, because a process was killed after writing them
         if first == 0:
             warnings = [*warnings, *self.dataset.warnings, *ahead]
         else:
             warnings = [*warnings, *(ahead if changed else ())]
             for entry in entries(self.run / "log.jsonl"):
-                self.watch.see(entry)  # it was said before
+                self.watch.see(entry)  # its warnings were printed when it was written
                 said |= {entry["changed"]} if entry["step"] == first and "changed" in entry else set()
         if self.due:
             self.look(first, *self.due[1:])
@@ -139,39 +135,40 @@ class Journal:
             self.estimate()
 
     def estimate(self):
-        """Say how long the run will take, from the time of the next batch's gradient; nothing is changed."""
+        """Print how long the run will take, estimated from the time of the next batch's gradient; change no state."""
         left = self.config.steps - self.state.step
         if self.options.quiet or left < 20:
             return
         batch = self.dataset.batch(self.state.step, self.rows)
         times = []
-        while len(times) < 3 and sum(times) < 5:  # the first one also takes memory
+        while len(times) < 3 and sum(times) < 5:  # the first one is slower, because it allocates memory
             began = time.perf_counter()
             self.take_step.gradient(*batch)
             times.append(time.perf_counter() - began)
         validations = left // self.config.valid_every * self.validation_seconds
         whole = duration(left * min(times) + validations)
-        self.say(f"about {whole} to go, at {min(times):.2g} s a step, measured now")
+        self.say(f"about {whole} to go, at {min(times):.2g} s per step, measured now")
 
     def start_profile(self, step):
-        """Have every launch timed from now on."""
+        """Start timing every launch."""
         self.profile = self.take_step.watched()
 
     def end_profile(self, step):
+        """Print where the time of the launches went, and stop timing them."""
         self.say(self.profile.table(self.options.profile), always=True)
         self.take_step.unwatched()
 
     def log(self, step):
-        """Log the step that was taken; an error if it was not, because its loss or gradient is no finite number."""
+        """Log the last step. Raises NanoEulerError if it was skipped because its loss or gradient is not finite."""
         _, losses, norm, tokens, seconds = self.taken
         more = self.processes.hash(step, self.config, norm, self.take_step)
         if not math.isfinite(norm):
             self.wait_for_checkpoint()
-            clip = f"the clip ({self.config.clip:g})" if self.config.clip else "set a clip (it is 0: none)"
+            clip = f"lower --clip ({self.config.clip:g})" if self.config.clip else "set --clip (it is 0: off)"
             raise NanoEulerError(
-                f"step {step}: loss is {losses[0]:.4g} and the gradient's norm {norm}{self.take_step.bad_rank}, "
-                f"expected finite numbers: lower the learning rate ({self.config.rate:g}) or {clip}; the checkpoint "
-                f"of step {self.saved} is intact, and --resume {self.run} --lr X continues from it with another rate"
+                f"step {step}: loss and gradient norm must be finite, got {losses[0]:.4g} and {norm}"
+                f"{self.take_step.bad_rank}: lower the learning rate ({self.config.rate:g}) or {clip}; the checkpoint "
+                f"of step {self.saved} is intact, and --resume {self.run} --lr X continues from it with a new rate"
             )
         self.still_there()
         self.wait_for_checkpoint(wait=False)
@@ -186,18 +183,18 @@ class Journal:
         self.bar.set_postfix(step=step, loss=f"{losses[0]:.3f}", refresh=False)
 
     def keep_weights(self, step):
-        """Keep the weights before a step, for its vital signs. Every process has to call it."""
+        """Copy the weights before a step, which `vitals` needs. Every process has to call it."""
         self.weights = self.state.model.params.host().flat.copy()
 
     def vitals(self, step):
-        """Log the vital signs of a step. Every process has to call it."""
+        """Log the gradient norm and update ratio of each layer group. Every process has to call it."""
         before, self.weights = self.weights, None
         after, gradient = self.state.model.params.host(), self.take_step.whole_gradient()
         signs = vitals(before, after, gradient, self.taken.norm)
         self.note(step=step, groups={group: [float(f"{x:.4g}") for x in pair] for group, pair in signs.items()})
 
     def look(self, step, validates, whole, samples):
-        """Validate and sample, where a step has that; its checkpoint then gets the validation."""
+        """Validate and sample as the flags say, then add the validation to the step's checkpoint."""
         if validates:
             self.validate(step, whole)
         if samples:
@@ -205,21 +202,23 @@ class Journal:
         self.renew(step)
 
     def renew(self, step):
-        """Write the header of a step's checkpoint again, if it said that validation and sample were due."""
+        """Update the header of a step's checkpoint, if it was written before the validation and the sample."""
         if self.due and self.processes.is_rank0:
             path, info = run_folder.folder_of(self.run, step), dict(self.state.info)
             self.pending += [(step, self.writer.submit(checkpoint.renew, path, info))]
         self.due = None
 
     def validate(self, step, whole=True):
+        """Validate (whole: on all data), log, and save the best. Raises NanoEulerError if the loss is not finite."""
         began = time.perf_counter()
         try:
             work = lambda model: self.dataset.validation(model, whole)
             entry = self.processes.validation(self.state.model, work)
         except Exception as error:
-            if step == 0 or not self.processes.alone:  # nothing is lost yet; the other processes would wait
+            # before step 1 nothing is lost; with several processes, the others would wait forever
+            if step == 0 or not self.processes.alone:
                 raise
-            for name in (self.dataset.measure, "valid_sets"):  # of an earlier step
+            for name in (self.dataset.measure, "valid_sets"):  # results of an earlier step
                 self.state.info.pop(name, None)
             self._without(step, "validation", error)
             return
@@ -227,7 +226,7 @@ class Journal:
         if not entry:
             self.note(step=step, seen=seen)
             if step == 0:
-                self.say("there is nothing to validate on: no bits per byte, no best checkpoint")
+                self.say("there is no validation data, so there are no validation results and no best checkpoint")
             return
         measure, sets = self.dataset.measure, entry.get("valid_sets", {})
         bits, unit = entry[measure], MEASURES[measure]
@@ -236,25 +235,27 @@ class Journal:
         self.spent["validation"] += self.validation_seconds
         if not math.isfinite(bits):
             self.wait_for_checkpoint()
-            if self.due and self.processes.is_rank0:  # nobody could go on from it
+            if self.due and self.processes.is_rank0:  # training cannot continue from this checkpoint
                 run_folder.drop(self.run, step)
                 self.saved = checkpoint.step_of(checkpoint.folders(self.run)[-1])
             raise NanoEulerError(
-                f"step {step}: validation gives {bits} {unit}; the checkpoint of step {self.saved} is intact"
+                f"step {step}: validation loss must be finite, got {bits} {unit}; the checkpoint of step {self.saved} "
+                "is intact"
             )
         self.note(step=step, **entry, seen=seen, seconds=round(self.validation_seconds, 6))
         of_each = "".join(f", {name} {bits:.4f}" for name, bits in sets.items())
         share = f" (of {entry['valid_share']:.0%} of the text)" if "valid_share" in entry else ""
         figures = "".join(f", {name} {x:.4g}" for name, x in entry.get("figures", {}).items())
-        self.say(f"step {step}: validation {bits:.4f} {unit}{of_each}{share}{figures}")
+        self.say(f"step {step}: validation loss {bits:.4f} {unit}{of_each}{share}{figures}")
         if step and not share and (self.best is None or bits < self.best):
             self.best = bits
             for of_step, written in self.pending:
-                if of_step is None:  # a better one comes: if it has not begun, it is not needed
+                if of_step is None:  # an earlier best checkpoint that is not yet being written: no longer needed
                     written.cancel()
             self._write(run_folder.save_best, step, training=False)
 
     def sample(self, step):
+        """Generate a text with the model, log it and print it."""
         began = time.perf_counter()
         try:
             text = self.dataset.sample(self.state.model, self.config.seed + step)
@@ -267,16 +268,16 @@ class Journal:
         self.say(f"step {step}: {text!r}")
 
     def save(self, step, *looks):
-        """Have the checkpoint of a step written while the run goes on. One at a time: see `wait_for_checkpoint`.
+        """Write the checkpoint of a step in the background, after the previous one is complete.
 
-        looks: those of `look` that come now. Until they are done the checkpoint says that they are due.
+        looks: flags of `look`. Until it is done, the header says what is due, so that a resumed run does it.
         """
         self.wait_for_checkpoint()
         self.due = [self.entries, *looks] if any(looks) else None
         self._write(run_folder.save, step)
 
     def _write(self, function, step, training=True):
-        """Have a thread write a copy of the state; training: as a checkpoint that a run goes on from."""
+        """Write a copy of the state in a thread; training: with the optimiser, so that a run can resume from it."""
         self.still_there()
         began = time.perf_counter()
         state = self.state.copy(training)
@@ -286,7 +287,7 @@ class Journal:
         self.spent["checkpoints"] += time.perf_counter() - began
 
     def wait_for_checkpoint(self, wait=True):
-        """Take note of the checkpoints that were being written; raises what went wrong with them."""
+        """Wait for the checkpoints being written, and raise their errors; wait=False: check only completed ones."""
         while self.pending and (wait or self.pending[0][1].done()):
             step, written = self.pending.pop(0)
             began = time.perf_counter()
@@ -297,9 +298,9 @@ class Journal:
 
     @contextmanager
     def saved_when_full(self):
-        """Where a GPU's memory ends between checkpoints, write one of the last whole step before the error goes on.
+        """If the GPU runs out of memory in the block, save the last complete step, then raise OutOfMemory.
 
-        Writing takes no memory of the GPU, and a step that fails has moved nothing. Other processes would wait.
+        A failed step changes no weights. With several processes nothing is saved: the others would wait forever.
         """
         try:
             yield
@@ -312,27 +313,27 @@ class Journal:
             self.wait_for_checkpoint()
             told = error if isinstance(error, OutOfMemory) else f"out of memory ({one_line(str(error), 120)}): {LESS}"
             raise OutOfMemory(
-                f"{told}; the checkpoint of step {self.saved} is whole: --resume {self.run} goes on"
+                f"{told}; the checkpoint of step {self.saved} is intact: continue with --resume {self.run}"
             ) from None
 
     def finish(self, step):
-        """Wait for the last checkpoint, and say what the run's time outside its steps went into."""
+        """Wait for the last checkpoint, and print how much time was spent outside the steps."""
         self.wait_for_checkpoint()
         share = sum(self.spent.values()) / (time.perf_counter() - self.began)
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.spent.items())
-        self.say(f"outside the steps: {parts}, {share:.1%} of the time")
+        self.say(f"time outside the steps: {parts}, {share:.1%} of the total")
 
     def stop(self, step, saved):
-        """End the run between its steps; saved: whether the step has its checkpoint."""
+        """End the run after a step by raising KeyboardInterrupt; saved: whether the step has a checkpoint already."""
         if not saved:
             self.save(step)
         self.finish(step)
-        self.say(f"stopped; the checkpoint of step {step} is saved: --resume {self.run} goes on", always=True)
+        self.say(f"stopped; the checkpoint of step {step} is saved: continue with --resume {self.run}", always=True)
         raise KeyboardInterrupt
 
 
 class Follower(Journal):
-    """The journal of a rank that only follows rank 0: nothing is told or written, and what all ranks do is done."""
+    """Do what every rank has to do together, without printing or writing: the journal of all ranks but rank 0."""
 
     @contextmanager
     def open(self):
@@ -349,17 +350,17 @@ class Follower(Journal):
         pass
 
     def vitals(self, step):
-        self.state.model.params.host(), self.take_step.whole_gradient()  # rank 0 collects them
+        self.state.model.params.host(), self.take_step.whole_gradient()  # collective calls, which rank 0 makes too
 
     def sample(self, step):
-        self.state.model.params.host()  # as rank 0 does for its decoder
+        self.state.model.params.host()  # a collective call, which rank 0 makes for its decoder
 
     def _write(self, function, step, training=True):
         self.state.copy(training)
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it."""
+    """Return a time as short text, such as "45 s", "12 min" or "2.5 h"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,9 +1,9 @@
-"""The loop of every run: begin in a new folder, or go on from the latest checkpoint, and end with a trained model.
+"""The training loop, and the functions that begin a run in a new folder or resume one from its latest checkpoint.
 
-The data, the configuration, the starting weights, the device and the number of workers determine a run. The batch of
-step s is drawn from a generator seeded with (seed, s), so going on from a checkpoint needs no random state: it
-continues with the same batches as if it had never stopped. The first checkpoint is that of step 0, so a run that was
-killed can go on, or, before that checkpoint is written, be started again in the same folder.
+A run is determined by its data, settings, initial weights, device and number of workers. The batch of step s is drawn
+from a generator seeded with (seed, s), so checkpoints store no random state, and a resumed run draws the same batches
+as if it had never stopped. The first checkpoint is written before step 1. A run that is killed later can be resumed; a
+run that is killed earlier can be started again in the same folder.
 """
 
 import signal
@@ -31,13 +31,13 @@ from nanoeuler_lib.training.run_data import dataset_of, kind_of
 from nanoeuler_lib.training.run_folder import expect_new, sole_writer, trim_log
 from nanoeuler_lib.training.run_options import DEFAULTS, RunOptions
 
-WHOLE_EVERY = 10  # of so many validations one scores every token, as the last does
+WHOLE_EVERY = 10  # if validations use samples, every tenth one and the last one score every token
 
 
 def first_checkpoint(
     run: str | Path, model: GPT, tokenizer: Tokenizer, config: TrainConfig, info: dict, options: RunOptions
 ) -> checkpoint.Checkpoint:
-    """The checkpoint of step 0 of a run: this model, an optimiser at rest, and what the header says (info)."""
+    """Return the checkpoint of step 0, with a new optimiser. Raises NanoEulerError for a profile on the CPU."""
     device = options.device or CPU
     expect_launches(options.profile, device)
     info = {"workers": options.workers or cores()} | info | ({"files": options.files} if options.files else {})
@@ -46,7 +46,7 @@ def first_checkpoint(
 
 
 def start_run(run: str | Path, state: checkpoint.Checkpoint, dataset: Dataset, options: RunOptions = DEFAULTS) -> GPT:
-    """Make a run folder with a checkpoint of step 0, and train. Raises NanoEulerError when the folder is not new."""
+    """Train in a new folder and return the model. Raises NanoEulerError if folder, memory or disk is insufficient."""
     run, processes = Path(run), Processes(options.device.group if options.device else None)
     _expect_room_for_tokens(state)
     state.info |= {"fingerprint": dataset.fingerprint, "valid_fingerprint": dataset.valid_fingerprint}
@@ -54,7 +54,7 @@ def start_run(run: str | Path, state: checkpoint.Checkpoint, dataset: Dataset, o
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise NanoEulerError(f"{run}: cannot be made ({error.strerror}), expected a folder to write to") from None
+        raise NanoEulerError(f"{run}: cannot be created ({error.strerror}): choose a writable folder") from None
     with _held(run, processes) as still_there, _memory_told():
         device = chosen_before(state.info, None, state.model.config, processes.group)
         device.expect_room(state.model.config, state.train)
@@ -67,7 +67,7 @@ def start_run(run: str | Path, state: checkpoint.Checkpoint, dataset: Dataset, o
 
 
 def _journal(run, state, dataset, options, device, processes, still_there):
-    """Move the model and the optimiser's state to the device; return what logs the steps there."""
+    """Move the model and the optimiser's state to the device, and return the run's journal."""
     state.model = device.place(state.model)
     state.optimizer = device.optimizer(state.optimizer, state.model.config)
     journal = Journal if processes.is_rank0 else Follower
@@ -76,27 +76,27 @@ def _journal(run, state, dataset, options, device, processes, still_there):
 
 @contextmanager
 def _held(run, processes):
-    """Hold the run's lock; the other processes of a run wait until rank 0 has it."""
+    """Hold the run's lock in rank 0; the other processes wait until rank 0 has it."""
     with sole_writer(run) if processes.is_rank0 else nullcontext(lambda: None) as still_there:
         processes.barrier()
         yield still_there
 
 
 def resume(run: str | Path, part, valid=None, **named) -> GPT:
-    """Go on with a run of any kind from its latest checkpoint; ends with the same weights as a run that never stopped.
+    """Resume a run of any kind from its latest checkpoint, and return the trained model.
 
-    part, valid: what the run learns from and is measured on, as given to the function that began it. named: new values
-    of the settings in `CHANGEABLE`, and options of `RunOptions`. With other `steps`, more or fewer, the learning rate
-    follows the schedule of a run of so many steps from here on, so it rises again after the end of a run; `rate` is its
-    new peak. The log says which settings have changed. On another device the numbers round differently. Raises
-    NanoEulerError when the data are not those of the run, and when another process is training into the folder.
+    The final weights are those of a run that never stopped; on a different device, rounding differs. part, valid: data,
+    as given to the function that began the run. named: new values of the settings in `CHANGEABLE`, and options of
+    `RunOptions`. With new `steps`, the learning rate from here on is that of a run with this number of steps, so it
+    rises again if the run had ended; `rate` is the new peak. Raises NanoEulerError if the data differ from those of the
+    run, or if another process is training into the folder.
     """
     changes, run = {name: named.pop(name, None) for name in CHANGEABLE}, Path(run)
     options = RunOptions(**named)
     if kept := [name for name in ("workers", "base", "floor") if getattr(options, name) is not None]:
-        raise TypeError(f"resume() got {kept[0]}, which a run keeps from its beginning")
-    if (path := checkpoint.find(run)) == run:  # a folder without any checkpoint is left alone as well
-        raise NanoEulerError(f"{run}: is a checkpoint, expected its run folder: {path.parent.parent}")
+        raise TypeError(f"resume() got {kept[0]}, which cannot change when a run is resumed")
+    if (path := checkpoint.find(run)) == run:  # raises if there is no checkpoint, before a lock is created
+        raise NanoEulerError(f"{run}: must be a run folder, got a checkpoint: use {path.parent.parent}")
     with _held(run, Processes(options.group)) as still_there, _memory_told():
         state = checkpoint.load(run, training=True)
         processes, before = processes_before(run, state, options.group), state.train
@@ -109,14 +109,14 @@ def resume(run: str | Path, part, valid=None, **named) -> GPT:
         state.info = {k: v for k, v in state.info.items() if k not in ("device", "precision")} | device.info
         state.info |= {"files": options.files} if options.files else {}
         dataset.prepare(run, state)
-        processes.barrier()  # all have read the checkpoint
+        processes.barrier()  # until all processes have read the checkpoint
         warnings = _mend_folder(run, state, before) if processes.is_rank0 else []
         changed = run_json.changed_settings(run, before, state.train)
         return _train(_journal(run, state, dataset, options, device, processes, still_there), warnings, changed)
 
 
 def _mend_folder(run, state, before):
-    """Finish what a kill may have cut off after the last checkpoint, and save new settings. Returns warnings."""
+    """Repair the folder of a run that was killed after its last checkpoint, and save new settings. Returns warnings."""
     run_folder.prune(run, before.keep_every)
     trouble = trim_log(run / "log.jsonl", state.step or -1, *state.info.get("due", [])[:1])
     if state.train != before:
@@ -125,65 +125,65 @@ def _mend_folder(run, state, before):
 
 
 def expect_launches(profile: int, device: Device) -> None:
-    """Raises NanoEulerError for a profile on the CPU, where no launches can be timed."""
+    """Raise NanoEulerError for a profile on the CPU, which has no launches to time."""
     if profile and device == CPU:
-        raise NanoEulerError("profile times the launches of a GPU, and this run is on the CPU: expected --device gpu")
+        raise NanoEulerError("--profile must be 0 on the CPU, because it times the launches of a GPU: use --device gpu")
 
 
 def expect_the_same(run: Path, state: checkpoint.Checkpoint, dataset: Dataset) -> None:
-    """Refuse to go on with other data than the run began with, or an impossible number of workers."""
-    held_out = "--valid FILE names" if state.info.get("files", {}).get("valid") else "is the end of --data FILE"
+    """Raise NanoEulerError if the data differ from those the run began with, or the number of workers is impossible."""
+    held_out = "--valid FILE" if state.info.get("files", {}).get("valid") else "--data FILE, which ends in it"
     pairs = (
-        ("text", "fingerprint", dataset.fingerprint, "--data FILE names"),
+        ("text", "fingerprint", dataset.fingerprint, "--data FILE"),
         ("validation text", "valid_fingerprint", dataset.valid_fingerprint, held_out),
     )
     for what, name, now, where in pairs:
         if now != (then := state.info.get(name)):
             if kind_of(state.info):
-                where = "--data FILE names"
+                where = "--data FILE"
             raise NanoEulerError(
-                f"{run}: {what} has fingerprint {now}, expected {then}: not the {what} the run began with, which "
-                f"{where}; to learn from another text, begin a new run with this one's model: nanoeuler train --from"
+                f"{run}: {what} must be the one that the run began with (fingerprint {then}), got a different one "
+                f"({now}): give the old one with {where}, or begin a new run with this run's model: nanoeuler train "
+                "--from"
             )
     if type(workers := state.info.get("workers")) is not int or not 1 <= workers <= 4096:
-        raise NanoEulerError(f"{state.path}: workers is {short(workers)}, expected 1 to 4096: edited")
+        raise NanoEulerError(
+            f"{state.path}: workers must be 1 to 4096, got {short(workers)}: checkpoint.json was edited"
+        )
 
 
 def _change(run, state, settings):
-    """Give a run other settings; None: as it is."""
+    """Change settings of a run; a value of None leaves a setting as it is."""
     steps, new = settings["steps"], {name: value for name, value in settings.items() if value is not None}
     if steps not in (None, state.train.steps) and steps <= state.step:
-        raise NanoEulerError(f"{run}: steps is {steps}, expected more than the {state.step} that are done")
+        raise NanoEulerError(f"{run}: --steps must be more than the {state.step} steps that are done, got {steps}")
     state.train = state.optimizer.config = replace(state.train, **new)
 
 
 def _expect_room_for_tokens(state):
-    """Raises NanoEulerError where the token ids of a step, inputs and targets, are more than the memory holds."""
+    """Raise NanoEulerError if the token ids of a step, inputs and targets, do not fit in memory."""
     shape, rows, there = state.model.config, state.train.batch * state.train.accumulate, memory()
     row = 8 * (shape.context + shape.predict) * (shape.predict + 2)
     if there is not None and rows * row > there:
         raise NanoEulerError(
-            f"batch times accumulate must be at most {there // row:,}, got {rows:,}: the token ids of a step take "
+            f"--batch times --accumulate must be at most {there // row:,}, got {rows:,}: the token ids of a step take "
             f"{rows * row / 2**30:,.0f} GiB, and this machine has {there / 2**30:,.1f} GiB"
         )
 
 
 @contextmanager
 def _memory_told():
-    """Raises NanoEulerError, with what would take less, where memory does not suffice."""
+    """Convert a MemoryError in the block into a NanoEulerError that names options which reduce memory."""
     try:
         yield
     except MemoryError as error:
         raise NanoEulerError(
-            f"not enough memory ({one_line(str(error), 200)}): take a smaller --batch, --context, --dim or --vocab-size"
+            f"not enough memory ({one_line(str(error), 200)}): use a smaller --batch, --context, --dim or --vocab-size"
         ) from None
 
 
 def _train(journal, warnings=(), changed=()):
-    """Take the steps that are left, and return the trained model.
-
-    warnings: what to say first; changed: which settings are new.
-    """
+    """Take the remaining steps, and return the trained model."""
     state, dataset, config, processes = journal.state, journal.dataset, journal.state.train, journal.processes
     model, rows = state.model, config.batch * config.accumulate * dataset.together
     pairs = {"together": dataset.together} if dataset.together > 1 else {}
@@ -191,7 +191,7 @@ def _train(journal, warnings=(), changed=()):
     warnings = [*warnings, *processes.begin(journal.run, state, take_step)]
     with (
         one_blas_thread(),
-        np.errstate(all="ignore"),  # as in the workers
+        np.errstate(all="ignore"),  # `log` checks for infinity and NaN; the workers ignore NumPy's warnings too
         _stop_between_steps() as stop,
         take_step,
         journal.open(),
@@ -209,18 +209,15 @@ def _train(journal, warnings=(), changed=()):
             # take a step
             losses, norm = take_step(*batch)
             journal.taken = Taken(done, losses, norm, batch[0].size, time.perf_counter() - began)
-            # log it; once in a while: measure, save, validate, sample; where a signal asks for it: stop
+            # log it; when due, also measure, save, validate, sample; stop after a signal
             _call_due(after, done)
     return model
 
 
 def _hooks(journal, stop):
-    """What is called before a step and after it, in this order: [(whether it is due, the function)], both of a step.
-
-    A step has the number of steps that are done after it. stop: as `_stop_between_steps` gives it.
-    """
+    """Return the functions to call before and after a step (from 1), in order, as lists of (is_due, function)."""
     config, dataset, first = journal.config, journal.dataset, journal.state.step
-    profile, watched = journal.options.profile, first + 2  # the step before has compiled and taken memory
+    profile, watched = journal.options.profile, first + 2  # the first step also compiles and allocates memory
     every = lambda n, step: n > 0 and step % n == 0
     last = lambda step: step == config.steps
     validates = lambda step: every(config.valid_every, step) or last(step)
@@ -236,28 +233,21 @@ def _hooks(journal, stop):
     ]
     after = [
         (lambda step: profile and step == watched + profile - 1, journal.end_profile),
-        # always: log
         (lambda step: True, journal.log),
-        # once in a while: vital signs
         (measures, journal.vitals),
-        # once in a while: save, first of all, so that these steps are not lost whatever comes of validation and sample
+        # save before validating and sampling, so that these steps are not lost if one of those fails
         (saves, lambda step: journal.save(step, validates(step), whole(step), samples(step))),
-        # once in a while: validate
         (validates, lambda step: journal.validate(step, whole(step))),
-        # once in a while: sample
         (samples, journal.sample),
-        # then the checkpoint gets the validation
+        # add the validation to the checkpoint
         (saves, journal.renew),
-        # where a signal asks for it: stop
         (asked, lambda step: journal.stop(step, saves(step))),
-        # at the end: wait for the last checkpoint
         (last, journal.finish),
     ]
     return before, after
 
 
 def _call_due(hooks, step):
-    """Call each hook that is due."""
     for due, hook in hooks:
         if due(step):
             hook(step)
@@ -265,10 +255,9 @@ def _call_due(hooks, step):
 
 @contextmanager
 def _stop_between_steps():
-    """Give a list that Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal fill; the loop reads it after each step.
+    """Collect Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP in a list, which the loop reads after each step.
 
-    Clusters can be told to send SIGUSR1 before they end a job. The same signal once more interrupts at once, except
-    SIGHUP, which an ending shell sends after the terminal has sent it.
+    A repeated signal interrupts at once, except SIGHUP: the closing terminal and the ending shell both send one.
     """
     stop = []
 
@@ -277,12 +266,12 @@ def _stop_between_steps():
             raise KeyboardInterrupt
         stop.append(number)
 
-    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield stop
         return
     hangup = getattr(signal, "SIGHUP", None)
     numbers = [signal.SIGINT, signal.SIGTERM]
-    for number in (hangup, getattr(signal, "SIGUSR1", None)):  # Windows has none
+    for number in (hangup, getattr(signal, "SIGUSR1", None)):  # Windows has neither
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
             numbers.append(number)
     before = {number: signal.signal(number, remember) for number in numbers}

@@ -1,4 +1,4 @@
-"""Watching a run: the vital signs of each group of layers, and warnings that say what they mean and what to try."""
+"""Per-layer training diagnostics ("vital signs"), and the monitor that warns of problems in a run or its data."""
 
 import math
 from collections import deque
@@ -9,34 +9,36 @@ import numpy as np
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.model.parameters import Parameters
 
-WINDOW = 50  # steps over which a loss is averaged before two of them are compared
-# repeating a text teaches about as much as new text for this many passes (Muennighoff et al. 2023)
+WINDOW = 50  # steps over which losses are averaged before two averages are compared
+# for about this many passes, repeating a text helps as much as new text (Muennighoff et al. 2023)
 PASSES = 4
-# what validations are judged by, less being better: its name in a log, and its unit
-MEASURES = {"valid_bits_per_byte": "bits per byte", "valid_loss": "nats a pair", "valid_missed": "of the reward"}
-# So many windows of the validation text, each of so many characters, are searched in the training text; a warning is
-# given if more than this share is found. In ordinary text none is; in stories made by a grammar some of 100 characters
-# are.
+# validation losses (lower is better): name in the log -> unit
+MEASURES = {"valid_bits_per_byte": "bits per byte", "valid_loss": "nats per pair", "valid_missed": "of the reward"}
+# To detect a leak, WINDOWS pieces of the validation text, each of LENGTH characters, are searched in the training text;
+# a warning is given if more than the fraction LEAKED is found. In ordinary text no piece is found. In stories from a
+# grammar, pieces of 100 characters sometimes are.
 WINDOWS, LENGTH, LEAKED = 25, 200, 0.1
-EQUAL_REWARDS = "frac_reward_zero_std"  # a figure of learning from rewards, by the name that TRL gives it
-COLLAPSED = 3  # a warning is given after so many steps in a row without two different rewards in any group
-LEARNT = 0.95  # a run that ends above this share of the token frequencies' entropy has learnt nearly nothing
-VANISHED = 1e-5  # a group with less than this share of the gradient's norm gets nothing that matters
+EQUAL_REWARDS = "frac_reward_zero_std"  # fraction of groups whose rewards are all equal; TRL uses this name too
+COLLAPSED = 3  # a warning is given after this many steps in a row in which all groups have equal rewards
+LEARNT = 0.95  # a final loss above this fraction of the token frequencies' entropy means that little was learnt
+VANISHED = 1e-5  # the gradient of a layer group vanishes below this fraction of the whole gradient norm
 
 
 def group_of(name: str) -> str:
-    """The group of layers that a parameter tensor belongs to: embed, layers.0, ..., heads."""
+    """Return the layer group of a parameter tensor: embed, layers.0, ..., heads."""
     if name.startswith("layers."):
         return name.rsplit(".", 1)[0]
     return "embed" if name in ("embed", "positions") else "heads"
 
 
 def vitals(before: np.ndarray, params: Parameters, grads: Parameters, norm: float) -> dict[str, list[float]]:
-    """Gradient norm and update-to-weight ratio of each group of layers, for one step.
+    """Compute the gradient norm and the update-to-weight ratio of each layer group.
 
-    before: the parameters before the step, flat [P]; params: after it; grads: the step's gradient up to a factor;
-    norm: its norm before clipping. Returns {group: [norm, ratio]}; the squares of the norms add up to norm squared.
-    A ratio near 1e-3 is usual while the rate is high; 1e-5 hardly learns, 1e-1 hardly remembers.
+    before: the parameters before a step, flat [P]; params: after the step; grads: the
+    step's gradient, up to a factor; norm: its norm before clipping. Returns {group: [norm,
+    ratio]}; the squares of the group norms add up to norm squared. While the learning rate
+    is high, a ratio near 1e-3 is usual; at 1e-5 a group hardly learns, at 1e-1 it forgets
+    what it has learnt. Chapter 12.
     """
     squares: dict[str, np.ndarray] = {}
     start = 0
@@ -55,11 +57,10 @@ def vitals(before: np.ndarray, params: Parameters, grads: Parameters, norm: floa
 
 
 class Watch:
-    """Reads a run's log entries as they come, and says each thing once.
+    """Read a run's log entries as they are written, and return warnings, each kind once.
 
-    tokens_per_step: positions in a step; train_tokens: tokens of the training text; frequencies: entropy of its token
-    frequencies, and guess: entropy of the uniform distribution, both in nats per token (None: unknown, as for rewards).
-    Give it the entries of a resumed run, and it knows what it has warned of.
+    train_tokens: of the training text; frequencies: entropy of its tokens' frequencies, guess: of uniform ones, in nats
+    per token, None if they do not apply. On resuming, call `see` with the old entries first, to repeat no warning.
     """
 
     def __init__(
@@ -73,28 +74,28 @@ class Watch:
         self.frequencies, self.recent = frequencies, deque(maxlen=WINDOW)
         self.config, self.tokens_per_step, self.train_tokens = config, tokens_per_step, train_tokens
         self.losses: list[float] = []
-        # mean, variance and end of the best window of losses
+        # mean and variance of the window with the lowest loss, and its last step
         self.best: tuple[float, float, int] | None = None if guess is None else (guess, 0.0, 0)
         self.valid: list[tuple[int, float]] = []
         self.warned: set[str] = set()
-        self.equal: list[bool] = []  # of the last steps: whether every group's rewards were equal
+        self.equal: list[bool] = []  # for each of the latest steps: whether all groups had equal rewards
 
     def begin(self) -> list[str]:
-        """Warnings before the first step: too many passes over the data, a warm-up that does not end."""
+        """Return warnings about the plan: too many passes over the data, or a warm-up longer than the run."""
         steps, warmup, found = self.config.steps, self.config.warmup, []
         if steps * self.tokens_per_step >= PASSES * self.train_tokens:
             self.warned.add("repeats")
             found += [f"the data will repeat: {self._passes(steps)}"]
         if warmup > steps:
             found += [
-                f"the warm-up of {warmup} steps is longer than the run of {steps}: the rate ends at "
-                f"{self.config.rate * steps / warmup:.2g}, short of its peak of {self.config.rate:g}. Take "
-                f"--warmup {max(1, steps // 10)} or so"
+                f"the warm-up of {warmup} steps is longer than the run of {steps}, so the learning rate ends at "
+                f"{self.config.rate * steps / warmup:.2g} and never reaches its peak of {self.config.rate:g}: use "
+                f"about --warmup {max(1, steps // 10)}"
             ]
         return found
 
     def see(self, entry: dict) -> list[str]:
-        """The warnings that a log entry gives rise to, usually none."""
+        """Return the new warnings that a log entry causes, usually none."""
         warnings = {}
         if "loss" in entry:
             warnings["rises"] = self._loss_rises(entry)
@@ -124,8 +125,8 @@ class Watch:
             return None
         return (
             f"step {step}: the loss rises: {mean:.3f} nats over the last {WINDOW} steps, {self.best[0]:.3f} up to "
-            f"step {self.best[2]}. Most often the rate is too high (it is {entry['rate']:.2g} now): try half of it, a "
-            "longer warm-up, or a lower clip"
+            f"step {self.best[2]}. Usually the learning rate is too high (it is {entry['rate']:.2g} now): try half of "
+            "it, a longer warm-up, or a lower --clip"
         )
 
     def _nothing_is_learnt(self, entry):
@@ -135,8 +136,9 @@ class Watch:
             return None
         return (
             f"step {entry['step']}: the model has learnt nearly nothing: {mean:.3f} nats over the last "
-            f"{len(self.recent)} steps, where knowing how frequent each token is gives {self.frequencies:.3f}. Most "
-            f"often the rate is too high or too low (its peak is {self.config.rate:g}), or the steps are few"
+            f"{len(self.recent)} steps, while predicting each token by its frequency alone gives "
+            f"{self.frequencies:.3f}. Usually the learning rate is too high or too low (its peak is "
+            f"{self.config.rate:g}), or there are too few steps"
         )
 
     def _data_repeats(self, step):
@@ -148,8 +150,8 @@ class Watch:
         drawn = steps * self.tokens_per_step
         return (
             f"{steps} steps draw {drawn} tokens from a text of {self.train_tokens}, {drawn / self.train_tokens:.1f} "
-            f"passes. After about {PASSES}, repeated text teaches little and is learnt by heart: compare training with "
-            "validation loss; take more text, fewer steps, or a smaller model"
+            f"passes. After about {PASSES} passes, a model learns little more from the text and memorises it: compare "
+            "training and validation loss; use more text, fewer steps, or a smaller model"
         )
 
     def _validation_rises(self, now, value, unit):
@@ -159,9 +161,9 @@ class Watch:
         if len(self.valid) < 4 or min(bits for _, bits in last_three) < 1.02 * best:
             return None
         return (
-            f"step {now}: validation rises: {value:.4f} {unit}, {best:.4f} at "
-            f"step {step}, and worse three times in a row. Where the training loss still falls, the model learns its "
-            "text by heart: take more text, stop earlier, or use more decay; where both rise, the rate is too high"
+            f"step {now}: the validation loss rises: {value:.4f} {unit}, {best:.4f} at step {step}, and higher three "
+            "times in a row. If the training loss still falls, the model memorises its text: use more text, stop "
+            "earlier, or use more weight decay. If both rise, the learning rate is too high"
         )
 
     def _rewards_collapse(self, entry):
@@ -170,44 +172,43 @@ class Watch:
             return None
         self.equal = [*self.equal[1 - COLLAPSED :], figures[EQUAL_REWARDS] == 1]
         if not any(self.equal):
-            self.warned.discard("collapse")  # the next one is told again
+            self.warned.discard("collapse")  # warn again at the next collapse
         if len(self.equal) < COLLAPSED or not all(self.equal):
             return None
         return (
             f"step {entry['step']}: no group has two different rewards, so nothing is learnt: {COLLAPSED} steps in a "
-            f"row have {EQUAL_REWARDS} 1 and reward {figures['reward']:g}. Where no answer is right, teach the task "
-            "first (nanoeuler sft) or draw more answers per question (--group); where all are, nothing is left to learn"
+            f"row have {EQUAL_REWARDS} 1 and reward {figures['reward']:g}. If no answer is correct, fine-tune on the "
+            "task first (nanoeuler sft) or sample more answers per question (--group). If all are, nothing is left to "
+            "learn"
         )
 
     def _gradient_vanishes(self, entry):
-        if self.equal[-1:] == [True]:  # no group has an advantage: not the layers' fault
+        if self.equal[-1:] == [True]:  # all advantages are 0, so the gradient vanishes in every layer
             return None
         norm = math.hypot(*(g for g, _ in entry["groups"].values()))
         gone = [group for group, (g, _) in entry["groups"].items() if not g > VANISHED * norm]
         if not gone:
             return None
         return (
-            f"step {entry['step']}: the gradient vanishes in {', '.join(gone)}: {entry['groups'][gone[0]][0]:.1e} of a "
-            f"whole of {norm:.1e}. Nothing these weights do reaches the loss: look at their backward pass "
-            "(`nanoeuler check`), at how they were initialised, and at what stands between them and the loss"
+            f"step {entry['step']}: the gradient vanishes in {', '.join(gone)}: its norm is "
+            f"{entry['groups'][gone[0]][0]:.1e}, while the whole gradient has norm {norm:.1e}. These weights hardly "
+            "affect the loss: check their backward pass (`nanoeuler check`), their initialisation, and the layers "
+            "between them and the loss"
         )
 
 
 def measured(entry: dict) -> str | None:
-    """The name, in an entry of a log or in a checkpoint's info, of what validations are judged by."""
+    """Return the name of the validation loss in a log entry or a checkpoint's info, None if it has none."""
     return next((name for name in MEASURES if name in entry), None)
 
 
 def percent(share: float) -> str:
-    """A share in per cent, never rounded up: 100% is all."""
+    """Return a fraction as a percentage, rounded down, so that 100% means all."""
     return f"{math.floor(1e4 * share + 1e-9) / 100:.4g}%"
 
 
 def text_warnings(text: str, valid: str, separator: str) -> list[str]:
-    """What is wrong with a text before a step is taken: documents that occur twice, or text that stands in both parts.
-
-    Also a separator that stands within a line, where it separates nothing.
-    """
+    """Return warnings about repeated documents, text in both parts, and separators not on a line of their own."""
     documents = [document for document in text.split(separator) if document]
     distinct = set(documents)
     held_out = [document for document in valid.split(separator) if document]
@@ -217,30 +218,29 @@ def text_warnings(text: str, valid: str, separator: str) -> list[str]:
     found = sum(valid[start : start + LENGTH] in text for start in starts)
     if not leaked and found > LEAKED * len(starts):
         warnings.append(
-            f"validation leaks: {found} of {len(starts)} windows of {LENGTH} characters of the validation text stand "
-            "in the training text too. Its figure will look better than the model is; hold out another text"
+            f"validation leaks: {found} of {len(starts)} windows of {LENGTH} characters of the validation text appear "
+            "in the training text, so the validation loss will be too low: hold out a different text"
         )
     mark = separator.strip()
     if inside := sum(document.count(mark) for document in documents):
         warnings.append(
-            f"{mark} stands in the text {inside} times within a line: there it is ordinary letters. Between documents "
-            "it wants a line of its own"
+            f"{mark} appears {inside} times within a line, where it is ordinary text: to separate documents, it needs "
+            "a line of its own"
         )
     return warnings
 
 
 def document_warnings(documents: int, distinct: int, held_out: int, leaked: int) -> list[str]:
-    """What is wrong with a text of so many training documents, of which so many are distinct, and so many held-out
-    ones, of which so many (leaked) are in the training text."""
+    """Return warnings about repeated documents, from the numbers of documents, distinct, held-out and leaked ones."""
     warnings = []
     if distinct < 0.9 * documents:
         warnings.append(
-            f"the data repeats: {documents - distinct} of {documents} training documents stand there "
-            "more than once. Remove the copies, or they are learnt by heart"
+            f"the data repeats: {documents - distinct} of {documents} training documents are copies of earlier ones: "
+            "remove the copies, or the model memorises them"
         )
     if leaked:
         warnings.append(
-            f"validation leaks: {leaked} of {held_out} validation documents stand in the training text too. Its "
-            "figure will look better than the model is; remove them from one part"
+            f"validation leaks: {leaked} of {held_out} validation documents appear in the training text, so the "
+            "validation loss will be too low: remove them from one part"
         )
     return warnings

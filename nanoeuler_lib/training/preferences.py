@@ -1,9 +1,9 @@
-"""Preferences: a model that answers learns from pairs of replies which of two is preferred, by DPO.
+"""The loss and the dataset of DPO, which trains a chat model on pairs of a preferred and a rejected reply.
 
-A step is forward, weights, backward: the weight of each token of a reply needs the log-probabilities of both replies.
-They are sums over a reply and its end marker. Those of the reference, the model that the run began with, are computed
-once and kept in the run's folder. Everything else, steps, log, checkpoints and resume, is that of every run (`loop`).
-Chapter 21; Rafailov et al. 2023, equation 7.
+A step runs the forward pass, computes the derivative of the loss for each token, and runs the backward pass; the
+derivative needs the log-probabilities of both replies of a pair. A reply's log-probability is the sum over its tokens
+and its end marker. The reference is the model that the run began with; its log-probabilities are computed once and
+stored in the run's folder. Everything else is as in every run (`loop`). Chapter 21; Rafailov et al. 2023, equation 7.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,16 +25,18 @@ from nanoeuler_lib.training.run_folder import read_tensors, write_tensors
 def dpo_loss(
     logps: np.ndarray, reference: np.ndarray, beta: float, label_noise: float = 0.0, robust: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """DPO's loss of pairs, and its derivative with respect to their log-probabilities.
+    """Compute DPO's loss of each pair, and its derivative by the log-probabilities.
 
-    logps, reference: [n, 2], nats of the chosen and of the rejected reply under the model and under the reference;
-    beta: how dear it is to move away from the reference; label_noise: the share of labels taken to be wrong, 0 to below
-    1/2. With it each pair is judged by both labels, weighted 1 - label_noise and label_noise (conservative DPO,
-    Mitchell 2023); robust: by weights that make the mean over wrong labels the loss of the right ones (Chowdhury et
-    al. 2024). Returns losses [n] and dlogps [n, 2].
+    logps, reference: [n, 2], log-probabilities in nats of the chosen and the rejected reply
+    under the model and under the reference; beta: weight of the KL penalty to the
+    reference; label_noise: assumed fraction of swapped labels, from 0 to below 1/2. If it
+    is above 0, the loss is the mean over both labels, weighted by 1 - label_noise and
+    label_noise (conservative DPO, Mitchell 2023). robust: choose the weights so that the
+    mean loss over noisy labels equals the loss under correct labels (Chowdhury et al.
+    2024). Returns losses [n] and dlogps [n, 2]. Chapter 21.
     """
     sign = np.array([1.0, -1.0])
-    margin = beta * ((logps - reference) @ sign)  # [n], log-odds that the chosen reply is the better one
+    margin = beta * ((logps - reference) @ sign)  # [n], log-odds that the chosen reply is better
     right, wrong = 1 - label_noise, label_noise
     if robust:
         right, wrong = right / (1 - 2 * label_noise), -wrong / (1 - 2 * label_noise)
@@ -47,15 +49,17 @@ FIGURES = "accuracy", "margin", "chosen", "rejected"
 
 
 def weigher(reference: np.ndarray, beta: float, label_noise: float = 0.0, robust: bool = False) -> RowLoss:
-    """The mean of `dpo_loss` over the pairs of a batch, as a loss of its rows: chosen and rejected by turns.
+    """Return the mean of `dpo_loss` over the pairs of a batch, as a loss of its rows.
 
-    reference: [B], nats of each row's reply under the reference. The figures are the loss; the share of pairs whose
-    margin is above 0; the mean margin; and by how many nats the chosen and the rejected replies have become likelier.
+    Rows alternate between chosen and rejected replies. reference: [B], log-probability in
+    nats of each row's reply under the reference. The figures of the loss are: the loss; the
+    fraction of pairs with a margin above 0; the mean margin; and the mean gain in nats of
+    the chosen and of the rejected replies over the reference. Chapter 21.
     """
     pairs = len(reference) // 2
 
     def weigh(part, nats):
-        sums = nats.sum(axis=1, dtype=np.float64)  # a mean over tokens is no log-probability
+        sums = nats.sum(axis=1, dtype=np.float64)  # only the sum over tokens is a log-probability
         logps = -sums.reshape(-1, 2)
         before = reference[part].reshape(-1, 2)
         losses, dlogps = dpo_loss(logps, before, beta, label_noise, robust)
@@ -71,10 +75,9 @@ def weigher(reference: np.ndarray, beta: float, label_noise: float = 0.0, robust
 
 
 class PairsDataset(Dataset):
-    """Pairs of replies to learn from and to be measured on, and what the reference makes of them.
+    """Hold pairs of replies and their log-probabilities under the reference.
 
-    pairs: to train on; held_out: to validate on. A pair of which one reply does not fit the context is left out, whole,
-    and one whose replies are equal; `warnings` says how many. Raises NanoEulerError when a part has nothing left.
+    Pairs with a reply too long for the context, or equal ones, are left out. Raises NanoEulerError if none is left.
     """
 
     sampled, unit = False, "pairs"
@@ -101,12 +104,12 @@ class PairsDataset(Dataset):
         )
         if len(self.valid) < MEASURABLE:
             self.warnings.append(
-                f"validation rests on {len(self.valid)} pairs, which say little: hold out more (--valid-fraction)"
+                f"only {len(self.valid)} pairs are held out, so the validation loss is noisy: hold out more "
+                "(--valid-fraction)"
             )
-        self.reference = {}  # "train" and "valid": [n, 2], nats of the replies; see `prepare`
+        self.reference = {}  # "train" and "valid": [n, 2], log-probabilities in nats; set by `prepare`
 
     def _fitting(self, pairs, name):
-        """The pairs as tokens, those that fit and differ. Refuses when there is none."""
         most, found, equal = self.model.context + 1, [], 0
         for pair in pairs:
             both = [encode(example, self.tokenizer) for example in pair]
@@ -115,24 +118,25 @@ class PairsDataset(Dataset):
             elif max(len(reply.ids) for reply in both) <= most:
                 for example, reply in zip(pair, both, strict=True):
                     count_last(reply, self.tokenizer, example)
-                self.prompt = self.prompt if found else pair[0][-1][0]  # at last that of the first held-out pair
+                self.prompt = self.prompt if found else pair[0][-1][0]  # in the end, the first held-out prompt
                 found.append(both)
         if not found:
             raise NanoEulerError(
                 f"{self.source}: none of {len(pairs)} {name} pairs has two different replies that fit in "
-                f"{self.model.context} tokens, expected at least 1: take a base model of a longer context (--base), "
+                f"{self.model.context} tokens, expected at least 1: use a base model with a longer context (--base), "
                 "shorter replies, or more pairs"
             )
         if equal:
             self.warnings.append(f"{equal} of {len(pairs)} {name} pairs have two equal replies and are left out")
         if long := len(pairs) - equal - len(found):
             self.warnings.append(
-                f"{long} of {len(pairs)} {name} pairs do not fit in {self.model.context} tokens and are left out, whole"
+                f"{long} of {len(pairs)} {name} pairs have a reply that does not fit in {self.model.context} tokens, "
+                "and are left out"
             )
         return found
 
     def prepare(self, run: Path, state: Checkpoint) -> None:
-        """Have the reference score all replies, and keep that in the run's folder; a run that goes on reads it."""
+        """Compute and store the reference's log-probabilities, or read them. Raises NanoEulerError if that fails."""
         file, known = run / "reference.safetensors", state.info.get("reference")
         if known is None:
             for name, part in (("train", self.part), ("valid", self.valid)):
@@ -140,34 +144,34 @@ class PairsDataset(Dataset):
             write_tensors(file, self.reference)
             state.info["reference"] = self._digest()
             return
-        self.reference = read_tensors(file, "what the reference made of the pairs")
+        self.reference = read_tensors(file, "the reference's log-probabilities of the pairs")
         shapes = {"train": (len(self.part), 2), "valid": (len(self.valid), 2)}
         if {name: x.shape for name, x in self.reference.items()} != shapes or self._digest() != known:
-            raise NanoEulerError(f"{file}: is not the one that the run began with: truncated or edited")
+            raise NanoEulerError(f"{file}: is not the file that the run began with: it was truncated or edited")
 
     def _digest(self):
         return fingerprint(np.concatenate([self.reference[name].view(np.int64).ravel() for name in ("train", "valid")]))
 
     def batch(self, step: int, rows_: int) -> tuple[np.ndarray, np.ndarray, RowLoss]:
-        """Inputs [B, T] and targets [B, T, K], chosen and rejected replies by turns, and the loss of these rows."""
+        """Return inputs [B, T] and targets [B, T, K] of a step, and the loss of these rows (`weigher`)."""
         some = self._drawn(step, rows_ // 2)
         inputs, targets = pair_rows([self.part[i] for i in some], self.model.context, self.model.predict)
         return inputs, targets, weigher(self.reference["train"][some].reshape(-1), *self.loss)
 
     def _drawn(self, step, count):
-        """Which pairs a step takes: neighbours in the order of length, as of fine-tuning's examples."""
+        """Return the numbers of a step's pairs, which are adjacent in the order of length, as in `SFTDataset`."""
         start = np.random.default_rng([self.train.seed, step]).integers(len(self.order))
         return np.take(self.order, range(start, start + count), mode="wrap")
 
     def validation(self, model: GPT, whole: bool = True) -> dict:
-        """What the log says of a validation, of all pairs that are held out."""
+        """Return the loss and the other figures over all held-out pairs, for the log."""
         logps, before = log_probabilities(model, self.valid), self.reference["valid"]
         figures, _ = weigher(before.reshape(-1), *self.loss)(slice(None), -logps.reshape(-1, 1))
         loss, *others = figures.tolist()
         return {"valid_loss": loss, "figures": dict(zip(FIGURES, others, strict=True))}
 
     def seen(self, steps: int) -> float:
-        """Share of the pairs that the first so many steps have held. Steps may only grow."""
+        """Return the fraction of the pairs used in the first `steps` steps; `steps` must never decrease."""
         for step in range(self.done, steps):
             count = self.train.batch * self.train.accumulate
             self.drawn[self._drawn(step, count)] = True
@@ -176,13 +180,13 @@ class PairsDataset(Dataset):
 
 
 def pair_rows(pairs: Sequence[Sequence[Encoded]], context: int, predict: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs [2n, T] and targets [2n, T, K] of n pairs: row 2i the chosen reply of pair i, row 2i + 1 the rejected."""
+    """Lay pairs into inputs [2n, T] and targets [2n, T, K]: row 2i has pair i's chosen reply, 2i + 1 the other."""
     replies = [reply for pair in pairs for reply in pair]
     return rows(replies, row_length(replies, context), predict)
 
 
 def log_probabilities(model: GPT, pairs: Sequence[Sequence[Encoded]]) -> np.ndarray:
-    """Nats of both replies of each pair, end markers counted: [n, 2], all at most 0."""
+    """Compute the log-probabilities in nats of both replies of each pair, end markers included: [n, 2]."""
     found = np.empty((len(pairs), 2))
     by_length = sorted(range(len(pairs)), key=lambda i: max(len(reply.ids) for reply in pairs[i]))
     for start in range(0, len(pairs), 8):
@@ -196,9 +200,8 @@ def log_probabilities(model: GPT, pairs: Sequence[Sequence[Encoded]]) -> np.ndar
 def pairs_of(
     file: str | Path, count: int = 0, seed: int = 0, valid_fraction: float = 0.1
 ) -> tuple[list[Pair], list[Pair]]:
-    """Pairs of a file to train on and pairs held out.
+    """Read pairs from a file (`read_pairs`), and split them into pairs to train on and pairs held out.
 
-    The first `count` pairs (0: all) of the file (`read_pairs`) are shuffled, and a share is held out; the same
-    arguments give the same pairs.
+    The first `count` (0: all) are split by `parted`. Raises NanoEulerError as `read_pairs` and `parted` do.
     """
     return parted(read_pairs(file)[: count or None], file, seed, valid_fraction)

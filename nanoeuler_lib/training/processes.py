@@ -1,4 +1,4 @@
-"""Coordinate the processes of a run: one process alone, or one for each of several GPUs."""
+"""The class that coordinates the processes of a run: a single process, or one for each of several GPUs."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -17,32 +17,29 @@ HASH_EVERY = 10  # steps between hashes of the weights
 
 
 class Processes:
-    """The processes of a run. group: None for a run in this process alone, which waits for no other one.
-
-    alone: whether there is no group; is_rank0: whether this process writes the run's folder.
-    """
+    """Coordinate the processes of a run. group: the processes; None for a run with this process only."""
 
     def __init__(self, group: data_parallel.Group | None = None):
         self.group, self.alone, self.is_rank0 = group, group is None, group is None or group.rank == 0
 
     def barrier(self) -> None:
-        """Wait until every process is here."""
+        """Wait until every process has called this method."""
         if not self.alone:
             self.group.barrier()
 
     def any(self, value: bool) -> bool:
-        """Whether the value is true in any process. Every process has to call it."""
+        """Return whether the value is true in any process. Every process has to call it."""
         return value if self.alone else any(self.group.all_gather(value))
 
     def shards(self, config: TrainConfig) -> dict[str, int]:
-        """What the header of a new run says about its shards. Raises NanoEulerError for an impossible number."""
+        """Return the number of shards of a step. Raises NanoEulerError if its batches cannot be divided."""
         if self.alone:
             return {}
         data_parallel.expect_shards(config, self.group.size)
         return {"shards": config.accumulate}
 
     def begin(self, run: Path, state: checkpoint.Checkpoint, take_step: Any) -> list[str]:
-        """Get ready for the first step. Returns warnings where what the bits depend on has changed."""
+        """Prepare for the first step. Returns a warning for each change after which rounding may differ."""
         if self.alone:
             return []
         now = take_step.bits()
@@ -50,15 +47,16 @@ class Processes:
         for name in sorted({*before, *now}):
             if before.get(name) != now.get(name):
                 was, now_is = (short(x.get(name)) for x in (before, now))
-                warnings += [f"numbers round otherwise from here on: {name} was {was}, is {now_is}"]
+                warnings += [f"rounding may differ from this step on: {name} was {was}, is now {now_is}"]
         if any(other != now for other in self.group.all_gather(now)):
-            warnings += ["the cards are not all alike: another number of them would give other bits"]
+            warnings += ["the GPUs are of different kinds, so a different number of them would round differently"]
         state.info["bits"] = now
 
         def last_checkpoint():
             if not (folders := checkpoint.folders(run)):
                 return ""
-            return f"; the checkpoint of step {checkpoint.step_of(folders[-1])} is whole: --resume {run} goes on"
+            step = checkpoint.step_of(folders[-1])
+            return f"; the checkpoint of step {step} is intact: continue with --resume {run}"
 
         self.group.say_when_lost(last_checkpoint)
         self.group.barrier()
@@ -66,10 +64,7 @@ class Processes:
 
     @contextmanager
     def drawing(self, draw: Callable[[int], tuple]) -> Iterator[Callable[[int], tuple]]:
-        """Give the function that returns the batch of a step.
-
-        Batches of several processes have many rows, so each is drawn while the step before it is computed.
-        """
+        """Give a function that returns a step's batch; with several processes, a thread draws it one step ahead."""
         if self.alone:
             yield draw
             return
@@ -84,19 +79,19 @@ class Processes:
             yield drawn_ahead
 
     def hash(self, step: int, config: TrainConfig, norm: float, take_step: Any) -> dict[str, str]:
-        """The hash of the weights for the log, where it is due. Every process has to call it."""
+        """Return {"hash": hash of the weights} if it is due at this step, else {}. Every process has to call it."""
         due = step % HASH_EVERY == 0 or step == config.steps
         return {"hash": take_step.hash()} if not self.alone and due and math.isfinite(norm) else {}
 
     def validation(self, model: GPT, work: Callable[[GPT], Any]) -> Any:
-        """What `work(model)` returns. Every process has to call it."""
+        """Return `work(model)`, computed by all processes together. Every process has to call it."""
         return work(model) if self.alone else data_parallel.shared_out(model, work)
 
 
 def processes_before(run: Path, state: checkpoint.Checkpoint, group: data_parallel.Group | None) -> Processes:
-    """The processes that go on with a run: those that are there, or this one with the sums of many.
+    """Return the processes that resume a run: the group, or a group of one if the run began with --gpus.
 
-    Raises NanoEulerError for several, or for GPUs, where the run adds its gradients in another order.
+    Raises NanoEulerError for a group if the run began without --gpus, because it adds gradients in a different order.
     """
     if "shards" in state.info:
         processes = Processes(group or data_parallel.Group())
@@ -104,6 +99,6 @@ def processes_before(run: Path, state: checkpoint.Checkpoint, group: data_parall
         return processes
     if group is not None:
         raise NanoEulerError(
-            f"{run}: was begun without --gpus and adds its gradients in another order: resume it without --gpus"
+            f"{run}: began without --gpus and adds its gradients in a different order: resume it without --gpus"
         )
     return Processes()

@@ -1,4 +1,4 @@
-"""Steps of a run once more, from a checkpoint that was kept, and whether they come out as they did."""
+"""The function that repeats steps of a run from a checkpoint, and compares the results with the log."""
 
 from pathlib import Path
 
@@ -18,23 +18,23 @@ from nanoeuler_lib.training.run_folder import read_log
 def replay(
     run: str | Path, part, valid, first: int, last: int, device: str | None = None, group: Group | None = None
 ) -> tuple[int, list[dict]]:
-    """Take the steps behind `first` up to `last` again, and those before them from a checkpoint; nothing is written.
+    """Repeat a run's steps from the last checkpoint at or before step `first` up to step `last`, without writing.
 
-    part, valid, device, group: as for `loop.resume`. Returns the checkpoint's step, and for each step taken its number,
-    loss, norm, on many cards the hash of the weights where the log has one, and in words what differs from the log.
-    Raises NanoEulerError where no checkpoint was kept at or before `first`, and where the log does not reach `last`.
+    part, valid, device, group: as for `loop.resume`. Returns the checkpoint's step, and a dict for each repeated step:
+    step, loss, norm, losses of the later heads, with several GPUs the hash of the weights, and "differs", a list of
+    differences from the log. Raises NanoEulerError if no such checkpoint was kept or the log has no step `last`.
     """
     run = Path(run)
     kept = [folder for folder in checkpoint.folders(run) if 0 <= checkpoint.step_of(folder) <= first]
     if not kept:
         raise NanoEulerError(
-            f"{run}: no checkpoint at or before step {first} was kept, expected one: --keep-every N keeps them"
+            f"{run}: has no checkpoint at or before step {first}: nanoeuler train --keep-every N keeps checkpoints"
         )
     log: dict[int, dict] = {}
     for entry in read_log(run):
         log[entry["step"]] = log.get(entry["step"], {}) | ({} if "loss" not in entry else entry)
     if not log.get(last):
-        raise NanoEulerError(f"{run}: the log has no step {last}, expected steps that were taken")
+        raise NanoEulerError(f"{run}: the log has no step {last}: name steps that the run has taken")
     state = checkpoint.load(kept[-1], training=True)
     processes = processes_before(run, state, group)
     dataset = dataset_of(part, valid, state)

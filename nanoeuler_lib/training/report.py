@@ -1,4 +1,4 @@
-"""What a run did, as pictures and a page; and a curve that redraws itself in a notebook while a run trains."""
+"""The report of a run as a page with figures, and a loss curve that a notebook redraws while a run trains."""
 
 import json
 import math
@@ -18,13 +18,10 @@ from nanoeuler_lib.training.run_folder import read_log
 
 
 def report(run: str | Path, out: str | Path | None = None) -> Path:
-    """Write report.md, loss.png and layers.png about a run, finished or not. Returns the path of the page.
+    """Write report.md, loss.png and layers.png about a run, finished or not, and return the path of the page.
 
-    A run that was imported has no steps: the page then says where it is from, and there are no pictures.
-
-    out: the folder to write to, by default RUN/report. The page gives throughput, validation beside the floor where
-    the source is known, the warnings of the run, and its samples by step. Raises NanoEulerError when the run has no
-    log or what it holds was edited.
+    out: by default RUN/report. An imported run has no steps, so its page has no figures. Raises NanoEulerError if the
+    run has no log or no step, a file is damaged, or `out` cannot be written.
     """
     run = Path(run)
     out = Path(out) if out is not None else run / "report"
@@ -32,7 +29,7 @@ def report(run: str | Path, out: str | Path | None = None) -> Path:
     log, head = read_log(run), description(run / "run.json")
     steps = [entry for entry in log if "loss" in entry]
     if not steps and not head["data"].get("imported"):
-        raise NanoEulerError(f"{run}: its log has no step yet, expected at least one")
+        raise NanoEulerError(f"{run}: its log must have at least one step, got none")
     floor = head["data"].get("floor_bits_per_byte")
     floor = floor if isinstance(floor, (int, float)) else None
     try:
@@ -48,18 +45,17 @@ def report(run: str | Path, out: str | Path | None = None) -> Path:
 
 
 def description(file: Path) -> dict:
-    """What run.json says: version, machine, model, train, data. Raises NanoEulerError if it cannot be read."""
+    """Read run.json: version, machine, model, train and data. Raises NanoEulerError if it cannot be read."""
     try:
         head = from_json(file.read_bytes().decode())
     except (OSError, ValueError, RecursionError) as error:
-        raise NanoEulerError(f"{file}: not readable as JSON ({error}), expected a run's description") from None
+        raise NanoEulerError(f"{file}: not readable as JSON ({error}), expected the description of a run") from None
     if not isinstance(head, dict) or not all(isinstance(head.get(key), dict) for key in ("model", "train", "data")):
-        raise NanoEulerError(f"{file}: model, train or data is missing: edited")
+        raise NanoEulerError(f"{file}: must have model, train and data: the file was edited")
     return head
 
 
 def _page(run, head, log, steps, floor):
-    """The text of the page. steps: the log's entries of steps; floor: bits per byte of the source, or None."""
     if not steps:
         facts = {"imported from": head["data"].get("source"), "machine": head.get("machine")}
         rows = (f"| {name} | {markdown(value)} |" for name, value in facts.items())
@@ -83,7 +79,6 @@ def _facts_table(head, log, steps, floor):
 
 
 def _run_facts(head, log, steps):
-    """How far the run came, on what, where and how fast: pairs of name and value."""
     seconds = sum(entry.get("seconds", 0) for entry in steps)
     speed = median(entry["tokens_per_second"] for entry in steps)
     tokens = sum(entry.get("seconds", 0) * entry["tokens_per_second"] for entry in steps)
@@ -97,31 +92,30 @@ def _run_facts(head, log, steps):
     if seen and isinstance(data.get("reach"), int | float):
         yield (
             "rows",
-            f"reach {percent(data['reach'])} of the training {data.get('unit')}; by step {seen[-1][0]} they have held "
-            f"{percent(seen[-1][1])}",
+            f"cover {percent(data['reach'])} of the training {data.get('unit')}; "
+            f"{percent(seen[-1][1])} were used by step {seen[-1][0]}",
         )
     for step, change in _series(log, "changed"):
         yield f"from step {step} on", change
     yield "machine", head.get("machine")
-    yield ("throughput", f"{speed:,.0f} tokens a second (median); {tokens:,.0f} tokens in {seconds:,.0f} s of steps")
+    yield ("throughput", f"{speed:,.0f} tokens per second (median); {tokens:,.0f} tokens in {seconds:,.0f} s of steps")
     if beside:
         yield "validation and samples", f"{beside:,.0f} s, {beside / (beside + seconds):.1%} of the time"
     yield "gradient norm", f"median {median(entry['norm'] for entry in steps):.3g}"
 
 
 def _validation_facts(log, floor):
-    """How good the model is at the end of the log, beside its best and the floor: pairs of name and value."""
     valid, unit = _validations(log)
     sets = _series(log, "valid_sets")
     if not valid:
         return
     last = valid[-1][1]
     step, best = min(valid, key=lambda pair: pair[1])
-    yield "validation", f"{last:.4f} {unit} at the end, {best:.4f} at best (step {step})"
+    yield "validation loss", f"{last:.4f} {unit} at the end, {best:.4f} at best (step {step})"
     for name, bits in sets[-1][1].items() if sets else ():
         yield f"of {one_line(name, 60)}", f"{bits:.4f} bits per byte at the end"
     if floor is not None:
-        yield "floor", f"{floor:.4f} bits per byte for the source itself; {last - floor:.4f} above it"
+        yield "floor", f"{floor:.4f} bits per byte for the source itself; the model is {last - floor:.4f} above it"
 
 
 def _warnings(log):
@@ -167,18 +161,18 @@ def _settings(head):
 
 
 def _validations(log):
-    """The steps and values of the validations, and their unit."""
+    """Return the steps and values of the validation loss, and its unit."""
     name = next(filter(None, map(measured, log)), "valid_bits_per_byte")
     return _series(log, name), MEASURES[name]
 
 
 def _series(log, name):
-    """The steps of the entries that have a value of this name, each with the value."""
+    """Return (step, value) for each log entry that has a value of this name."""
     return [(entry["step"], entry[name]) for entry in log if name in entry]
 
 
 def draw_loss(log: list[dict], floor: float | None = None):
-    """A figure of the training loss and of validation by step, from the entries of a log."""
+    """Draw the training and validation loss by step and return the figure; floor: bits per byte, drawn as a line."""
     figure, (upper, lower) = _two_panels()
     steps = [entry for entry in log if "loss" in entry]
     x, y = [entry["step"] for entry in steps], [entry["loss"] for entry in steps]
@@ -187,7 +181,7 @@ def draw_loss(log: list[dict], floor: float | None = None):
     smooth = [sum(near) / len(near) for near in around]
     upper.plot(x, smooth, label=f"mean of {WINDOW} steps")
     valid, unit = _validations(log)
-    upper.set(xlabel="step", ylabel=f"training loss, {'nats a token' if unit == 'bits per byte' else unit}")
+    upper.set(xlabel="step", ylabel=f"training loss, {'nats per token' if unit == 'bits per byte' else unit}")
     upper.legend()
     if valid:
         lower.plot(*zip(*valid), marker=".", label="validation")
@@ -208,7 +202,7 @@ def draw_loss(log: list[dict], floor: float | None = None):
 
 
 def draw_layers(log: list[dict]):
-    """A figure of each layer group's gradient norm and update-to-weight ratio by step, from the entries of a log."""
+    """Draw each layer group's gradient norm and update-to-weight ratio by step, and return the figure."""
     figure, (upper, lower) = _two_panels()
     watched = [entry for entry in log if "groups" in entry]
     names = list(watched[0]["groups"]) if watched else []
@@ -228,7 +222,7 @@ def draw_layers(log: list[dict]):
 
 
 def _log_scale(axes):
-    """A logarithmic axis with enough labels to read a value from, however little the values span."""
+    """Make an axis logarithmic, with enough labels to read off values even if they span a small range."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     if high > 1000 * low:
@@ -247,10 +241,7 @@ def _two_panels():
 
 
 class Live:
-    """A loss curve in a notebook that redraws itself while a run trains: `train(..., on_entry=Live(floor))`.
-
-    floor: bits per byte of the source, drawn as a line; seconds: at least so much time between two drawings.
-    """
+    """Redraw a notebook's loss curve at most every `seconds`: `train(..., on_entry=Live(floor))` (bits per byte)."""
 
     def __init__(self, floor: float | None = None, seconds: float = 2.0):
         self.floor, self.seconds = floor, seconds
@@ -263,7 +254,7 @@ class Live:
             self.draw()
 
     def draw(self) -> None:
-        """Draw what has been logged so far, in place of what was drawn before. Call it at the end of a run."""
+        """Draw what has been logged so far, in place of the previous figure. Call it at the end of a run."""
         from IPython.display import display
 
         figure = draw_loss(self.log, self.floor)

@@ -1,8 +1,8 @@
-"""Learning from rewards: a model draws answers, a verifier grades them, and good ones become likelier.
+"""The loss and the dataset of GRPO: a model samples answers, and answers that a verifier grades well become likely.
 
-`advantages`, `surrogate` and `KL` are the mathematics, on arrays; `RewardDataset` draws the answers of a step and says
-what weight each of their tokens has in the loss. Steps, log, checkpoints and resume are those of every run (`loop`):
-answers are drawn with numbers seeded by (seed, step), so a run that goes on needs no random state. Chapter 22.
+`advantages`, `kl_terms` and `surrogate` are the mathematics, on arrays. `RewardDataset` samples the answers of a step
+and computes the derivative of the loss for each of their tokens. Everything else is as in every run (`loop`). Sampling
+uses random numbers seeded by (seed, step), so a resumed run needs no random state. Chapter 22.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,22 +29,24 @@ from nanoeuler_lib.training.run_folder import read_tensors, write_tensors
 
 
 class Problem(Protocol):
-    """A question whose answer a verifier can grade."""
+    """Describe a question whose answer a verifier can grade."""
 
     prompt: str
 
 
 Verifier = Callable[[Problem, str], float]
 
-# ---- From rewards to the weight of a token
+# ---- From rewards to the derivative for each token
 
 
 def advantages(rewards: np.ndarray, own: bool = False, std: bool = False) -> np.ndarray:
-    """How much better each answer is than its group: [P, G] from rewards [P, G].
+    """Compute how much better each answer is than its group: [P, G] from rewards [P, G].
 
-    own: compare with the mean of all G, the answer's own reward included: (G - 1) / G of what the others' mean gives
-    (RLOO; Ahmadian et al. 2024, eq. 9); std: divide by the group's standard deviation, as GRPO does
-    (Shao et al. 2024, 4.1). A group whose rewards are equal has advantages 0.
+    By default, an answer's reward is compared with the mean over the other answers (RLOO;
+    Ahmadian et al. 2024, eq. 9). own: compare with the mean over all G answers, which gives
+    (G - 1) / G of that; std: also divide by the group's standard deviation, as GRPO does
+    (Shao et al. 2024, 4.1). If all rewards of a group are equal, its advantages are 0.
+    Chapter 22.
     """
     G = rewards.shape[1]
     apart = rewards - rewards.mean(axis=1, keepdims=True)
@@ -58,12 +60,16 @@ def advantages(rewards: np.ndarray, own: bool = False, std: bool = False) -> np.
 
 
 def kl_terms(logps: np.ndarray, reference: np.ndarray, estimator: str) -> tuple[np.ndarray, np.ndarray]:
-    """An estimate of KL(policy || reference) at each token, and its derivative by the token's log-probability.
+    """Estimate KL(policy || reference) at each token; also return the derivative.
 
-    logps, reference: log-probabilities of drawn tokens, any shape. Schulman's estimators (2020): "k1", log p - log q;
-    "k2", half its square; "k3", q/p - 1 - log q/p. As values of tokens drawn from p, k1 and k3 are right on average.
-    As terms of a loss they are not: the derivative of k1 is 0 on average, and that of k3 is the derivative of
-    KL(reference || policy). That of k2 is right for one token, and leaves out what the token makes of later ones.
+    logps, reference: log-probabilities of sampled tokens under policy p and reference q,
+    any shape. The derivative is by the token's log-probability. Schulman's estimators
+    (2020): "k1": log p - log q; "k2": half its square; "k3": q/p - 1 - log q/p. For tokens
+    sampled from p, the values of k1 and k3 are unbiased. Their derivatives are not: the
+    derivative of k1 is 0 on average, and the derivative of k3 is that of
+    KL(reference || policy). The derivative of k2 is correct for a single token, but leaves
+    out the token's effect on later tokens. Raises NanoEulerError for another estimator.
+    Chapter 22.
     """
     apart = logps - reference
     if estimator == "k1":
@@ -72,17 +78,17 @@ def kl_terms(logps: np.ndarray, reference: np.ndarray, estimator: str) -> tuple[
         return apart**2 / 2, apart
     if estimator == "k3":
         return np.expm1(-apart) + apart, -np.expm1(-apart)
-    raise NanoEulerError(f"estimator is {short(estimator)}, expected k1, k2 or k3")
+    raise NanoEulerError(f"estimator must be k1, k2 or k3, got {short(estimator)}")
 
 
 def surrogate(
     logps: np.ndarray, old: np.ndarray, advantage: np.ndarray, counted: np.ndarray, config: RewardConfig
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The clipped objective of each answer, its derivative by each token's log-probability, and what is clipped.
+    """Compute the clipped objective of each answer, its derivative by each log-probability, and what is clipped.
 
-    logps, old: [B, T] now, and when the answers were drawn; advantage: [B]; counted: booleans [B, T], the answers'
-    tokens. Returns [B], [B, T] and booleans [B, T]. Schulman et al. 2017, eq. 7: for each token the smaller of ratio
-    times advantage and clipped ratio times advantage.
+    logps, old: [B, T], log-probabilities of the tokens now and when sampled; advantage: [B]; counted: booleans [B, T],
+    true for tokens of an answer. A token's objective is the smaller of ratio times advantage and clipped ratio times
+    advantage (Schulman et al. 2017, eq. 7). Returns objectives [B], derivatives [B, T], and whether clipped [B, T].
     """
     ratio = np.exp(np.where(counted, logps - old, 0.0))
     gain = ratio * advantage[:, None]
@@ -97,16 +103,17 @@ def surrogate(
 # ---- The answers of a step
 
 
-OF_UPDATES = "the updates that a set of answers serves"
-# of `Answers.weigh`, after the loss; the last is the share of groups whose rewards are all equal
+OF_UPDATES = "the steps per set of answers (--updates)"
+# figures of `Answers.weigh` after the loss; the last one is the fraction of groups whose rewards are all equal
 FIGURES = "reward", "kl", "clipped", "answer_tokens", "nats", EQUAL_REWARDS
 
 
 class Answers:
-    """Answers to some prompts, `group` of each, with rewards, and what the loss makes of them.
+    """Hold `config.group` answers to each of some questions, with their rewards, and compute their loss.
 
-    inputs [B, T], targets [B, T, K]; rewards, advantages [B]; counted, old, reference [B, T]: which positions predict
-    an answer's token, and that token's log-probability when it was drawn and under the reference (None: no reference).
+    questions: token ids of each; drawn: answers; rewards: [B]; shape: of the model; reference: model of the KL penalty.
+    Attributes: inputs [B, T], targets [B, T, K]; advantages [B]; counted [B, T], whether a position predicts a token of
+    the answer; old, reference [B, T], its log-probability when it was sampled, and under the reference (or None).
     """
 
     def __init__(
@@ -140,10 +147,10 @@ class Answers:
         self.advantages = advantages(graded.reshape(-1, config.group)).reshape(-1)
 
     def weigh(self, part: slice, nats: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The loss of these rows from their nats [b, T], and its derivative by each nat (`model.RowLoss`).
+        """Compute the loss of some rows from the nats of their tokens [b, T], and its derivative (`model.RowLoss`).
 
-        The loss is that of all rows divided by their number, so any split into parts has the same sum. It is written so
-        that it equals minus the mean reward (plus beta times the distance) when the answers have just been drawn.
+        Each row's loss is divided by the number of all rows, so any split into parts has the same sum. For new answers,
+        it is minus the mean reward, plus beta times the KL penalty. Returns it, `FIGURES`, and derivatives [b, T].
         """
         c, N = self.config, len(self.rewards)
         logps, counted, advantage = -nats.astype(np.float64), self.counted[part], self.advantages[part]
@@ -167,7 +174,7 @@ class Answers:
 
 
 def answer_text(tokenizer: Tokenizer, drawn: Sampled) -> str:
-    """The text of an answer; "..." follows where it did not end, or holds a marker or an id without a text."""
+    """Return the text of an answer; "..." is added if it is unfinished, or has a marker or an id without text."""
     ids = drawn.ids[:-1] if drawn.ended else drawn.ids
     plain = set(tokenizer.special_tokens.values()).isdisjoint(ids.tolist()) and (ids < tokenizer.vocab_size).all()
     text = b"".join(tokenizer.token_bytes[i] for i in ids if i < tokenizer.vocab_size).decode(errors="replace")
@@ -175,12 +182,12 @@ def answer_text(tokenizer: Tokenizer, drawn: Sampled) -> str:
 
 
 class RewardDataset(Dataset):
-    """Questions to answer for a reward, and questions that are held out: has the members of `datasets.TextDataset`.
+    """Hold questions to answer for a reward; the answers are sampled during training.
 
-    A step's answers are drawn from the model as it is then, `state.model`; `config.updates` steps share them, so a run
-    is saved behind such steps alone (`span`). verifiers: of `RunOptions`; the name of the one that pays is in the run's
-    header. Raises NanoEulerError where that name is unknown, answers do not divide into groups, steps not into updates,
-    or a question and its answer do not fit the context.
+    A step's answers are sampled from the current model, `state.model`. `config.updates` steps use the same answers, so
+    a run can only be saved after such a set of steps (`span`). verifiers: of `RunOptions`; the header names the one
+    that gives the reward. Raises NanoEulerError if that name is unknown, if the answers of a step do not divide into
+    groups or the steps into updates, or if a question and its answer do not fit the context.
     """
 
     sampled, unit, measure, figures = False, "questions", "valid_missed", FIGURES
@@ -196,7 +203,7 @@ class RewardDataset(Dataset):
         self.config = c = RewardConfig.from_dict(state.info["rewards"])
         if c.reward not in verifiers:
             names = ", ".join(verifiers) or "the names in verifiers, which is empty"
-            raise NanoEulerError(f"reward is {short(c.reward)}, expected one of {names}")
+            raise NanoEulerError(f"reward must be one of {names}, got {short(c.reward)}")
         self.verify, self.truth = verifiers[c.reward], next(iter(verifiers.values()))
         self.end, self.span = markers(self.tokenizer)[0], c.updates
         self.problems, self.held_out = list(problems), list(held_out)
@@ -207,20 +214,20 @@ class RewardDataset(Dataset):
         longest, context = max(map(len, [*self.questions, *self.asked])), state.model.config.context
         if longest + c.answer_tokens > context:
             raise NanoEulerError(
-                f"answer_tokens is {c.answer_tokens}, expected at most {context - longest}: a question takes {longest} "
-                f"of the context of {context}"
+                f"--answer-tokens must be at most {context - longest}, got {c.answer_tokens}: a question takes "
+                f"{longest} of the context of {context}"
             )
         rows = self.train.batch * self.train.accumulate
         for name, whole, part, what in (
-            ("batch times accumulate", rows, c.group, "the group, which answer one question"),
-            ("steps", self.train.steps, self.span, OF_UPDATES),
-            ("save_every", self.train.save_every, self.span, OF_UPDATES),
+            ("--batch times --accumulate", rows, c.group, "the answers per question (--group)"),
+            ("--steps", self.train.steps, self.span, OF_UPDATES),
+            ("--save-every", self.train.save_every, self.span, OF_UPDATES),
             ("keep_every", self.train.keep_every, self.span, OF_UPDATES),
         ):
             if whole % part:
-                raise NanoEulerError(f"{name} is {whole}, expected a multiple of {part}: {what}")
+                raise NanoEulerError(f"{name} must be a multiple of {part}, {what}, got {whole}")
         self.row_tokens = float(np.mean([len(q) for q in self.questions])) + c.answer_tokens
-        self.tokens = round(self.train.steps * rows * self.row_tokens)  # answers are drawn anew: none comes twice
+        self.tokens = round(self.train.steps * rows * self.row_tokens)  # new answers in each step: none repeats
         self.sizes = {"train_questions": len(self.problems), "valid_questions": len(self.held_out)}
         self.reach, self.warnings = 1.0, []
         self.fingerprint, self.valid_fingerprint = (
@@ -230,7 +237,7 @@ class RewardDataset(Dataset):
         self.answers, self.drawn_at, self.reference = None, None, None
 
     def prepare(self, run: Path, state: Checkpoint) -> None:
-        """Keep the model that a run begins with, if the loss asks how far it has moved; a run that goes on reads it."""
+        """Store the initial model for the KL penalty, or read it. Raises NanoEulerError if that fails."""
         if not self.config.kl:
             return
         file, known = run / "reference.safetensors", state.info.get("reference")
@@ -245,10 +252,13 @@ class RewardDataset(Dataset):
             for name, tensor in found.items():
                 params[name][...] = tensor
         if not fits or fingerprint(self.reference.params.flat.view(np.int32)) != known:
-            raise NanoEulerError(f"{file}: is not the model that the run began with: truncated or edited")
+            raise NanoEulerError(f"{file}: is not the model that the run began with: it was truncated or edited")
 
     def batch(self, step: int, rows_: int) -> tuple[np.ndarray, np.ndarray, RowLoss]:
-        """Inputs [B, T] and targets [B, T, K] of step 0, 1, ..., and the loss of these rows."""
+        """Return inputs [B, T] and targets [B, T, K] of a step (0, 1, ...), and the loss of these rows.
+
+        The first of every `config.updates` steps samples and grades the answers; the others reuse them.
+        """
         first = step - step % self.span
         if self.drawn_at != first:
             chosen = self._chosen(first)
@@ -263,15 +273,11 @@ class RewardDataset(Dataset):
         return self.answers.inputs, self.answers.targets, self.answers.weigh
 
     def _chosen(self, step):
-        """The questions of a step."""
         count = self.train.batch * self.train.accumulate // self.config.group
         return np.random.default_rng([self.train.seed, step]).integers(len(self.problems), size=count)
 
     def draw(self, model: GPT, questions: Sequence[Sequence[int]], group: int, seed: Sequence[int]) -> list[Sampled]:
-        """`group` answers to each question, drawn with numbers from this seed by the run's threads.
-
-        Each thread takes neighbouring questions.
-        """
+        """Sample `group` answers to each question with this seed, in several threads. Returns them by question."""
         shape = self.config.answer_tokens, group
         numbers = [np.random.default_rng([*seed, place]).random(shape) for place in range(len(questions))]
         workers = min(self.state.info.get("workers") or cores(), len(questions))
@@ -284,9 +290,9 @@ class RewardDataset(Dataset):
             return [row for found in pool.map(some, np.array_split(range(len(questions)), workers)) for row in found]
 
     def validation(self, model: GPT, whole: bool = True) -> dict:
-        """For the log: the share of the reward, and of the truth, that an answer to each held-out question misses.
+        """Return 1 minus the mean reward of an answer to each held-out question, for the log.
 
-        The numbers that the answers are drawn with are the same each time.
+        With a flawed verifier, "truth missed" is the same by the correct one. The random numbers are always the same.
         """
         drawn = self.draw(model, self.asked, 1, [self.train.seed, 0, 2])
         pairs = [(p, answer_text(self.tokenizer, s)) for p, s in zip(self.held_out, drawn, strict=True)]
@@ -295,14 +301,14 @@ class RewardDataset(Dataset):
         return {self.measure: float(1 - paid)} | sets
 
     def seen(self, steps: int) -> float:
-        """Share of the questions that were asked in the first so many steps. Steps may only grow."""
+        """Return the fraction of the questions asked in the first `steps` steps; `steps` must never decrease."""
         for step in range(self.done, steps):
             self.asked_before[self._chosen(step - step % self.span)] = True
         self.done = steps
         return float(self.asked_before.mean())
 
     def sample(self, model: GPT, seed: int) -> str:
-        """The likeliest answer to the first question that is held out, behind the question."""
+        """Return the first held-out question, followed by the model's greedy answer."""
         prompt = self.held_out[0].prompt
         return prompt + "".join(Chat(model, self.tokenizer).reply(prompt, 60, seed, temperature=0.0))
 

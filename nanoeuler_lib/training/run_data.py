@@ -1,4 +1,4 @@
-"""Identify a run's kind of data and its files from the checkpoint's header."""
+"""Functions that find out, from a checkpoint's header, the kind of data of a run and its files."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +11,7 @@ from nanoeuler_lib.training.datasets import Dataset, SFTDataset, ShardDataset, T
 from nanoeuler_lib.training.preferences import PairsDataset
 from nanoeuler_lib.training.rewards import RewardDataset
 
-# kind of run -> another name that its header has, and its dataset; a run of no kind learns from text or shards
+# kind of data -> a further name in the header that marks it, and its dataset. Runs of no kind use text or shards.
 KINDS = {
     "questions": ("rewards", RewardDataset),
     "pairs": ("beta", PairsDataset),
@@ -20,33 +20,31 @@ KINDS = {
 
 
 def kind_of(info: Mapping) -> str | None:
-    """The kind of a run by its header's info, one of `KINDS`; None: pretraining."""
+    """Return the kind of data of a run (a key of `KINDS`) from its header's info; None for pretraining."""
     return next((kind for kind, (mark, _) in KINDS.items() if info.keys() & {kind, mark}), None)
 
 
 def dataset_of(part, valid, state: Checkpoint, verifiers: Mapping | None = None) -> Dataset:
-    """The dataset that a run goes on with.
+    """Return the dataset of a run that is resumed.
 
-    part, valid: texts; shards (`valid` a list of them, or None); or examples, pairs or problems. state: of the run,
-    which has the model, the settings and the tokenizer; verifiers: of `RunOptions`. Raises NanoEulerError for data of
-    another kind than the run's, and as the datasets do.
+    part, valid: texts, shards (a list for `valid`), examples, pairs or problems. Raises NanoEulerError if they do not
+    fit.
     """
     if isinstance(part, str) or (isinstance(part, Sequence) and part and isinstance(part[0], str)):
         return TextDataset(*split_text(part, valid, state.train, state.info.get("split")), state)
     if isinstance(part, Shards):
         return ShardDataset(part, valid, state)
     if state.info.get("template") not in TEMPLATES:
-        raise NanoEulerError(f"{state.path}: was not begun by fine-tuning, expected a run of nanoeuler sft")
+        raise NanoEulerError(f"{state.path}: must be a fine-tuning run (nanoeuler sft, dpo or grpo), got another kind")
     _, kind = KINDS[kind_of(state.info)]
     return kind(part, valid, state, *([verifiers or {}] if kind is RewardDataset else []))
 
 
 def files_of(info: Mapping, given: Mapping[str, Sequence | None], built_in: Collection[str] = ()) -> dict[str, str]:
-    """Paths of the files that a run learns from, by the names under which the header has them.
+    """Return the paths of a run's data files, by their names in the header.
 
-    given: by the command's options "data" and "valid", the paths of the files now, as many as the run began with;
-    without them those in the header. built_in: sources of examples, pairs and questions that need no file. Raises
-    NanoEulerError for another number of paths, and where a file is not where it was.
+    given: new paths for "data" and "valid", as many as at the beginning; None: those in the header. built_in: sources
+    that need no file. Raises NanoEulerError if the number of paths is wrong or a file no longer exists.
     """
     kind, files = kind_of(info), {}
     before = {kind: info[kind][0]} if kind else {"text": info.get("source"), "valid": None}
@@ -55,7 +53,7 @@ def files_of(info: Mapping, given: Mapping[str, Sequence | None], built_in: Coll
         names = [name for name in before if name == first or name.startswith(f"{first}_")]
         paths = given.get(option) or [None] * len(names)
         if len(paths) != len(names):
-            raise NanoEulerError(f"--{option} names {len(paths)}, expected {len(names)}, as the run began")
+            raise NanoEulerError(f"--{option} must name {len(names)} files, as when the run began, got {len(paths)}")
         for name, path in zip(names, paths, strict=True):
             old = before[name]
             if path is not None:
@@ -64,7 +62,7 @@ def files_of(info: Mapping, given: Mapping[str, Sequence | None], built_in: Coll
                 files[name] = old
             else:
                 raise NanoEulerError(
-                    f"{old or 'no name'}: no such file; it is the {name} that the run began with. If it moved, say "
-                    f"where it is now: --{option} FILE"
+                    f"{old or 'no name'}: no such file, but the run began with it ({name}): if it moved, give its new "
+                    f"path with --{option} FILE"
                 )
     return files

@@ -1,13 +1,13 @@
-"""The folder of a run: who may write there, its log, and what a killed process leaves.
+"""Functions for the folder of a run: its lock, its checkpoints and its log, and the cleanup after a killed process.
 
     run/
-        run.json            configurations, data, machine
+        run.json            settings, data, machine
         log.jsonl           a line for each step, validation, sample and warning
         checkpoints/step-000500/ ...
-        checkpoints/best/   the one with the lowest validation, without what going on takes
+        checkpoints/best/   the checkpoint with the lowest validation loss, without the optimiser's state
         lock                held while a process writes here
 
-Everything here is true of any run, whatever it learns from: `loop` fills the folder, `report` reads it.
+All kinds of runs use the same folder: `loop` and `journal` write to it, `report` reads it.
 """
 
 import itertools
@@ -37,39 +37,39 @@ from nanoeuler_lib.files import (
 from nanoeuler_lib.training import checkpoint
 from nanoeuler_lib.training.monitor import MEASURES, measured
 
-# What a process may leave that was killed before its first checkpoint, and files that were never finished.
+# Files that may remain if a process is killed before its first checkpoint, and the names of unfinished files.
 BEGUN = {"lock", "run.json", "checkpoints", "reference.safetensors"}
 PARTIAL = re.compile(r"\.(run\.json|log\.jsonl)(\.\d+)?\.partial")
 
-KEEP = 2  # checkpoints kept; older ones are removed
+KEEP = 2  # number of latest checkpoints that are kept
 
 
 def save(run: Path, state: checkpoint.Checkpoint, step: int) -> None:
-    """Write the state of a run as its checkpoint of a step, and remove those that are too old."""
+    """Write a run's checkpoint of a step, and remove the oldest one if it is no longer kept."""
     path = folder_of(run, step)
     checkpoint.save(path, state.model, state.tokenizer, step, state.train, state.optimizer, state.info)
     prune(run, state.train.keep_every if state.train else 0)
 
 
 def folder_of(run: Path, step: int) -> Path:
-    """The folder of the checkpoint of a step."""
+    """Return the folder of the checkpoint of a step."""
     return run / "checkpoints" / f"step-{step:06d}"
 
 
 def drop(run: Path, step: int) -> None:
-    """Remove the checkpoint of a step, unless it is the only one."""
+    """Remove the checkpoint of a step, unless the run has no other."""
     if len(checkpoint.folders(run)) > 1:
         checkpoint.remove(folder_of(run, step))
 
 
 def write_tensors(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Write what a run needs beside its checkpoints. Raises NanoEulerError where that cannot be done."""
+    """Write tensors to a safetensors file. Raises NanoEulerError if it cannot be written."""
     with writing(file):
         save_file(dict(tensors), file)
 
 
 def read_tensors(file: Path, expected: str) -> dict[str, np.ndarray]:
-    """What `write_tensors` wrote. Raises NanoEulerError, which says what was expected, where it cannot be read."""
+    """Read the tensors that `write_tensors` wrote. Raises NanoEulerError, which names `expected`, if that fails."""
     try:
         return load_file(file)
     except (OSError, SafetensorError, ValueError) as error:
@@ -77,13 +77,13 @@ def read_tensors(file: Path, expected: str) -> dict[str, np.ndarray]:
 
 
 def save_best(run: Path, state: checkpoint.Checkpoint, step: int) -> None:
-    """Write the model of a run after a step as its best."""
+    """Write the model after this step as the run's best checkpoint, without the optimiser's state."""
     path = run / "checkpoints" / checkpoint.BEST
     checkpoint.save(path, state.model, state.tokenizer, step, state.train, None, state.info)
 
 
 def best(run: Path) -> float | None:
-    """The validation of the best checkpoint that a run has kept; None: it has none that can be read."""
+    """Return the validation loss of a run's best checkpoint; None if there is none or it cannot be read."""
     try:
         info = checkpoint.read_head(run / "checkpoints" / checkpoint.BEST)["info"]
         return info.get(measured(info))
@@ -92,48 +92,48 @@ def best(run: Path) -> float | None:
 
 
 def prune(run: Path, keep_every: int = 0) -> None:
-    """Remove the checkpoint before the last ones, unless it is of every so many steps; earlier ones were kept so."""
+    """Remove the checkpoint before the last `KEEP`, unless its step is a multiple of `keep_every` (0: never)."""
     for old in checkpoint.folders(run)[:-KEEP][-1:]:
         if not keep_every or checkpoint.step_of(old) % keep_every:
             checkpoint.remove(old)
 
 
 def expect_new(run: Path) -> None:
-    """Refuse a folder that holds more than a run leaves if it is killed before its first checkpoint, or takes no file.
+    """Raise NanoEulerError unless a run can begin in this folder: it is missing, or empty, and can be written to.
 
-    An empty log is such a leftover: `import` writes one before its checkpoint.
+    Files of a run that was killed before its first checkpoint are ignored, as is `nanoeuler import`'s empty log.
     """
     try:
         names = os.listdir(run)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
         new = not os.path.lexists(run)
     except OSError as error:
-        raise NanoEulerError(f"{run}: cannot be looked at ({error.strerror}), expected a new folder") from None
+        raise NanoEulerError(f"{run}: cannot be read ({error.strerror}): choose a new folder") from None
     else:
         kept = checkpoint.folders(run) or (run / "checkpoints" / checkpoint.BEST).exists()
         log = run / "log.jsonl"
         begun = BEGUN | {log.name} if log.is_file() and not log.stat().st_size else BEGUN
         new = all(name in begun or PARTIAL.fullmatch(name) for name in names) and not kept
     if not new:
-        hint = f" (or --resume {run})" if checkpoint.folders(run) else ""
-        raise NanoEulerError(f"{run}: exists and is not an empty folder, expected a new one{hint}")
+        hint = f", or continue the run with --resume {run}" if checkpoint.folders(run) else ""
+        raise NanoEulerError(f"{run}: must be a new or an empty folder, got an existing one: choose a new name{hint}")
     expect_writable(run / "lock", parents=True)
 
 
 @contextmanager
 def sole_writer(run: Path) -> Iterator[Callable[[], None]]:
-    """Hold the run's lock, and sweep away what was left half-done. The system frees the lock when the process ends.
+    """Hold the run's lock during the block, and remove what a killed process left unfinished.
 
-    Gives a function that raises NanoEulerError when the folder is no longer there, or another one in its place.
+    Gives a function that raises NanoEulerError if the folder is gone; raises it too if the folder cannot be locked.
     """
     try:
         file = open(run / "lock", "a")
     except OSError as error:
-        raise NanoEulerError(f"{run}: cannot be written to ({error.strerror}), expected a folder to write to") from None
+        raise NanoEulerError(f"{run}: cannot be written to ({error.strerror}): choose a writable folder") from None
 
     def still_there():
         if not is_still(file, run / "lock"):
-            raise NanoEulerError(f"{run}: the folder was removed or renamed while the run wrote to it")
+            raise NanoEulerError(f"{run}: was removed or renamed while the run wrote to it")
 
     with file:
         hold(file, run, "training into this folder")
@@ -142,8 +142,8 @@ def sole_writer(run: Path) -> Iterator[Callable[[], None]]:
 
 
 def _sweep(run):
-    """Remove what a killed process left half-done. Call it with the lock held: then nobody is still at it."""
-    with suppress(OSError):  # what cannot be removed does no harm
+    """Remove what a killed process left unfinished. Hold the lock, so that no process is still writing."""
+    with suppress(OSError):  # files that cannot be removed do no harm
         checkpoint.sweep(run / "checkpoints")
         for file in run.iterdir():
             if PARTIAL.fullmatch(file.name):
@@ -155,9 +155,9 @@ def _sweep(run):
 
 @contextmanager
 def appending(file: Path, saved: Callable[[], int]) -> Iterator[Callable[[dict], None]]:
-    """A function that appends an entry to a log as one line. Unbuffered: what was written survives the process.
+    """Give a function that appends an entry to a log as one line, unbuffered, so that it survives a crash.
 
-    saved: says which step's checkpoint is the last, for the message when the disk is full.
+    saved: returns the last checkpoint's step, for the message. Raises NanoEulerError if the log cannot be written.
     """
     try:
         log = open(file, "ab", buffering=0)
@@ -180,25 +180,25 @@ def appending(file: Path, saved: Callable[[], int]) -> Iterator[Callable[[dict],
 
 
 def read_log(run: str | Path) -> list[dict]:
-    """The entries of a run's log, in order. Raises NanoEulerError when there is none or a line is not an entry."""
+    """Return the entries of a run's log, in order. Raises NanoEulerError if there is no log or a line is damaged."""
     return list(entries(Path(run) / "log.jsonl"))
 
 
 def entries(file: Path, faults: list[str] | None = None) -> Iterator[dict]:
-    """The entries of a log file. Lines end with line feeds only: text may hold all other separators of Unicode.
+    """Yield the entries of a log file. Only line feeds end lines, because texts may contain Unicode's other separators.
 
-    faults: takes what is wrong, and the entries that can be read follow. Without it, raises NanoEulerError at the first
-    line that is no entry.
+    faults: a list to which a message for each damaged line is added; then the line is skipped. Without it, raises
+    NanoEulerError at the first damaged line. An incomplete last line, which a crash can leave, is ignored.
     """
     try:
         if file.exists() and not file.is_file():
-            raise NanoEulerError(f"{file}: is no regular file, expected a run's log")
+            raise NanoEulerError(f"{file}: must be a regular file, the log of a run")
         with open(file, "rb") as lines:
             for number, line in enumerate(lines, 1):
                 if (entry := _entry(line)) is not None:
                     yield entry
-                elif line.endswith(b"\n"):  # else the last line, which a crash cut off
-                    fault = f"{file}: line {number} is no entry of a log: damaged or edited"
+                elif line.endswith(b"\n"):  # a line without line feed is the last one, cut off by a crash
+                    fault = f"{file}: line {number} is not a log entry: the file was damaged or edited"
                     if faults is None:
                         raise NanoEulerError(fault)
                     faults.append(fault)
@@ -207,10 +207,10 @@ def entries(file: Path, faults: list[str] | None = None) -> Iterator[dict]:
 
 
 def trim_log(file: Path, step: int, last: int | None = None) -> str | None:
-    """Drop what was logged after the checkpoint that a run goes on from.
+    """Remove the log entries after the step of the checkpoint from which a run is resumed.
 
-    last: how many entries of the step itself stay (None: all). A log that cannot be read is no reason not to go on: it
-    is set aside, the lines of it that can be read are kept, and what to say about it is returned.
+    last: number of entries of that step to keep (None: all). A damaged log does not stop the run: it is renamed, its
+    readable entries are kept in a new log, and a warning is returned. Raises NanoEulerError if it cannot be renamed.
     """
     faults, readable = [], []
     try:
@@ -224,9 +224,10 @@ def trim_log(file: Path, step: int, last: int | None = None) -> str | None:
         try:
             os.rename(file, aside := _free_name(file))
         except OSError as error:
-            raise NanoEulerError(f"{file}: cannot be set aside ({error.strerror})") from None
+            raise NanoEulerError(f"{file}: cannot be renamed ({error.strerror})") from None
         trouble = (
-            f"{faults[0]}. It is set aside as {aside.name}, and the {len(readable)} entries that can be read go on"
+            f"{faults[0]}. It was renamed to {aside.name}, and its {len(readable)} readable entries are kept in a new "
+            "log"
         )
     write_text(file, text)
     return trouble
@@ -241,7 +242,7 @@ def _is_number(value):
     return type(value) in (int, float) and abs(value) < 1e300  # false for NaN
 
 
-ENTRY = {  # the kinds of what an entry of a log may hold
+ENTRY = {  # name of a value in a log entry -> its kind, in terms of `files.fits`
     **dict.fromkeys("loss rate norm seconds tokens_per_second valid_share seen".split(), _is_number),
     **dict.fromkeys(MEASURES, _is_number), **dict.fromkeys(("sample", "warning", "changed"), str), "step": is_count,
     "valid_sets": {str: _is_number}, "figures": {str: _is_number}, "groups": {str: [_is_number, _is_number]},
@@ -249,7 +250,7 @@ ENTRY = {  # the kinds of what an entry of a log may hold
 
 
 def _entry(line: bytes) -> dict | None:
-    """The entry that a line of a log holds, or None."""
+    """Parse a line of a log; None if it is not a valid entry."""
     try:
         entry = from_json(line.decode(errors="replace"))
     except (ValueError, RecursionError):

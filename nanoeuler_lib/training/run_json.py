@@ -1,4 +1,4 @@
-"""Write run.json: settings, data and machine of a run."""
+"""Functions that write run.json, which describes the settings, data and machine of a run."""
 
 import os
 import platform
@@ -15,15 +15,12 @@ from nanoeuler_lib.training.datasets import Dataset
 
 
 def write(run: Path, state: Checkpoint, dataset: Dataset) -> None:
-    """Write the file of a new run."""
+    """Write run.json for a new run. Raises NanoEulerError if it cannot be written."""
     _write(run, _description(state, dataset))
 
 
 def update(run: Path, state: Checkpoint, dataset: Dataset) -> None:
-    """Rewrite the file if it differs from the checkpoint: the settings have changed, or the file was damaged.
-
-    The version that began the run, the time and the machine are kept.
-    """
+    """Rewrite run.json if it differs from the checkpoint; version, start time and first machine are kept."""
     old, new = _read(run), _description(state, dataset)
     data = old.get("data")
     bits = data.get("bits") if isinstance(data, dict) else None
@@ -33,10 +30,9 @@ def update(run: Path, state: Checkpoint, dataset: Dataset) -> None:
 
 
 def changed_settings(run: Path, before: TrainConfig, now: TrainConfig) -> list[str]:
-    """Which settings are new, in words.
+    """Describe the settings that changed, each as "NAME OLD -> NEW".
 
-    The old ones are read from the file, which is written again only after the log names the change, so a kill in
-    between loses no line.
+    Old values come from run.json, which is rewritten after the log has the change, so a kill between loses nothing.
     """
     old = _read(run).get("train")
     old, now = before.to_dict() | (old if isinstance(old, dict) else {}), now.to_dict()
@@ -59,7 +55,7 @@ def _write(run, description):
 
 
 def _read(run):
-    """What the file says; nothing where it is damaged."""
+    """Read run.json; return {} if it is missing or damaged."""
     try:
         description = from_json((run / "run.json").read_bytes().decode())
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Define RunOptions, the options of every function that begins or resumes a run."""
+"""The dataclass RunOptions, which holds the options of every function that begins or resumes a run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,17 +11,15 @@ from nanoeuler_lib.training.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of a run; the functions that begin or resume one take them by position or by name.
+    """Hold the options of a run; the functions that begin or resume one accept them by position or by name.
 
-    quiet: print no plan, progress or samples. workers: threads, by default one per core; another number rounds
-    differently. on_entry: called with each entry of the log (`report.Live` draws them). files: where the data was read
-    from, kept for whoever resumes the run. device: where a new run trains (`device.choose`), by default on the CPU; for
-    a run that is resumed the name of a device, by default that of the run. profile: on a GPU, time every launch of so
-    many steps, from the second on, and print where the time goes. base: a checkpoint whose parameters a pretraining run
-    begins with; shape and tokenizer must be the same. group: the processes that resume a run together; a new run takes
-    those of its device. floor: function from the validation text to the bits per byte of its source, or to None if they
-    are unknown. verifiers: name -> function of a problem and an answer, which returns a reward; the first one tells the
-    truth.
+    quiet: print no plan, progress or samples. workers: threads, by default one per core; a different number rounds
+    differently. on_entry: called with each log entry (`report.Live` draws them). files: paths of the data, stored for
+    resuming. device: a `Device` from `device.choose`, by default the CPU; for a resumed run a name, by default that of
+    the run. profile: number of steps, from the second on, in which every launch on a GPU is timed; the times are
+    printed. base: checkpoint whose parameters a pretraining run begins with; shape and tokenizer must be the same.
+    group: the processes that resume a run together. floor: function that returns the bits per byte of the validation
+    text's source, or None. verifiers: name -> function (problem, answer) -> reward; the first one must be correct.
     """
 
     quiet: bool = False
@@ -36,7 +34,7 @@ class RunOptions:
     verifiers: Mapping[str, Callable] | None = None
 
     def expect_cpu(self, what: str) -> None:
-        """Raises NanoEulerError where a run that learns only on the CPU is given another device."""
+        """Raise NanoEulerError if a device other than the CPU is given; what: the training that needs the CPU."""
         if self.device not in (None, CPU):
             raise NanoEulerError(f"device must be the CPU for {what}, got {self.device}")
 

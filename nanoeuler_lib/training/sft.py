@@ -1,7 +1,7 @@
-"""Supervised fine-tuning: a base model learns to answer, from examples of what a user says and what to reply.
+"""Functions for supervised fine-tuning, which trains a base model to answer from examples of prompts and replies.
 
-`text.sft_data` lays examples into rows, of which replies alone count. Everything else, steps, log, checkpoints and
-resume, is that of pretraining (`loop`). Chapter 20.
+`text.sft_data` lays examples into rows in which only replies count for the loss. Everything else is as in pretraining
+(`loop`). Chapter 20.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,11 +24,12 @@ from nanoeuler_lib.training.run_options import RunOptions
 
 
 def extend(model: GPT, tokenizer: Tokenizer, multiple: int = 1) -> tuple[GPT, Tokenizer]:
-    """The same model with markers for who speaks: rows of the embedding and columns of the heads are added.
+    """Add the chat markers to a model and its tokenizer.
 
-    multiple: the vocabulary's size is rounded up to a multiple of it; the GPU's kernels want 8. No text has the tokens
-    added by that. Logits of the old tokens change by rounding only. If the tokenizer has the markers, both return as
-    they are.
+    The embedding gets new rows and the heads get new columns; the logits of the old tokens
+    change only by rounding. multiple: the vocabulary size is rounded up to a multiple of
+    it, with tokens that no text contains; the GPU's kernels need 8. If the tokenizer has
+    the markers already, both are returned unchanged. Chapter 20.
     """
     names = list(tokenizer.special_tokens)
     names += [name for name in (END_OF_TEXT, USER, ASSISTANT) if name not in names]
@@ -59,16 +60,16 @@ def fine_tune(
     *options,
     **named,
 ) -> GPT:
-    """Fine-tune a base model on examples and leave a run folder; the model given is not changed.
+    """Fine-tune a copy of a base model on examples, write a run folder, and return the trained model.
 
-    template: what the examples' prompts are made with, stored so that a chat uses the same; info: what else to store;
-    options: of `RunOptions`. Raises NanoEulerError when the folder holds a run or no example fits the context.
+    base: model and tokenizer; template: stored so that a chat uses the same one; info: added to the header; options: of
+    `RunOptions`. Raises NanoEulerError if the folder already has a run, or the examples do not fit the context.
     """
     options = RunOptions(*options, **named)
     if template not in TEMPLATES:
-        raise NanoEulerError(f"template is {short(template)}, expected one of {', '.join(TEMPLATES)}")
+        raise NanoEulerError(f"template must be one of {', '.join(TEMPLATES)}, got {short(template)}")
     model, tokenizer = extend(*base, multiple=1 if options.device in (None, CPU) else 8)
-    if model is base[0]:  # it had the markers: leave the caller's parameters alone
+    if model is base[0]:  # `extend` did not copy it, and the caller's parameters must not change
         model = model.copied()
     info = {"source": "examples", "template": template} | (info or {})
     state = first_checkpoint(run, model, tokenizer, config, info, options)
@@ -76,27 +77,23 @@ def fine_tune(
 
 
 def exact_match(model: GPT, tokenizer: Tokenizer, examples: Sequence[Example]) -> np.ndarray:
-    """Whether the model's greedy reply to each example's last turn, after the turns before it, is the one given: [n].
-
-    Raises NanoEulerError when an example does not fit the context.
-    """
+    """Return for each example whether the model's greedy reply equals its last: [n]. Raises as `greedy_match` does."""
     encoded = [encode(example, tokenizer) for example in examples]
     for example, tokens in zip(examples, encoded, strict=True):
         count_last(tokens, tokenizer, example)
-    # by a chat, too
+    # tokens that a chat never generates either
     unsaid = [*markers(tokenizer)[1:], *range(tokenizer.vocab_size, model.config.vocab_size)]
     return greedy_match(model, encoded, unsaid)
 
 
 def greedy_match(model: GPT, examples: Sequence[Encoded], never: Sequence[int] = ()) -> np.ndarray:
-    """Whether greedy decoding would give the tokens that count, all of them, after those before: [n].
+    """Return for each example whether greedy decoding would generate all its counted tokens: [n].
 
-    Decided without decoding: it would if each has the largest logit, leaving out the tokens in `never`. Raises
-    NanoEulerError when an example does not fit the context.
+    One forward pass decides it. never: tokens left out. Raises NanoEulerError if an example does not fit the context.
     """
     matches, context = np.zeros(len(examples), bool), model.config.context
     if (longest := max((len(example.ids) for example in examples), default=0)) > context + 1:
-        raise NanoEulerError(f"an example has {longest} tokens, expected at most {context + 1}")
+        raise NanoEulerError(f"an example must have at most {context + 1} tokens, got {longest}")
     for start in range(0, len(examples), 16):
         some = examples[start : start + 16]
         inputs, targets = rows(some, row_length(some, context), 1)
@@ -113,10 +110,9 @@ def greedy_match(model: GPT, examples: Sequence[Encoded], never: Sequence[int] =
 def examples_of(
     file: str | Path, count: int = 0, seed: int = 0, valid_fraction: float = 0.1
 ) -> tuple[list[Example], list[Example], str]:
-    """Examples of a file to train on, examples held out, and the template they are in.
+    """Read examples from a file (`read_examples`): examples to train on, examples held out, and their template.
 
-    The first `count` examples (0: all) of the file (`read_examples`) are shuffled, and a share is held out; the same
-    arguments give the same examples.
+    The first `count` (0: all) are split by `parted`. Raises NanoEulerError as `read_examples` and `parted` do.
     """
     examples, template = read_examples(file)
     return *parted(examples[: count or None], file, seed, valid_fraction), template

@@ -1,6 +1,6 @@
-"""Begin a run in a new folder: train a model on a text, on shards, by preferences or by rewards.
+"""Functions that begin a run in a new folder: on a text, on shards, with preferences, or with rewards.
 
-`sft.fine_tune` begins a run on examples, `loop.resume` goes on with a run of any kind.
+`sft.fine_tune` begins a run on examples, and `loop.resume` resumes a run of any kind.
 """
 
 import math
@@ -36,13 +36,12 @@ def train(
     *options,
     **named,
 ) -> GPT:
-    """Train a model on a text, or several, and leave a run folder.
+    """Train a new model on one or several texts, write a run folder, and return the trained model.
 
-    run: a folder that does not hold a run yet; tokenizer: by default one of `model_config.vocab_size` tokens is
-    trained on the training part; source: what to call the text in run.json; valid_text: by default the last
-    `config.valid_fraction` of each text; options: of `RunOptions`. With `config.valid_fraction` 0 and no valid_text
-    nothing is validated. Returns the trained model. Raises NanoEulerError when the folder holds a run, the text is too
-    short, the model does not fit in memory, or the loss is not finite.
+    run: a folder that has no run yet; tokenizer: by default, one with `model_config.vocab_size` tokens is trained;
+    source: name of the text in run.json; valid_text: by default, the last `config.valid_fraction` of each text (0: no
+    validation); options: of `RunOptions`. Raises NanoEulerError if the folder already has a run, the text is too short,
+    the model does not fit in memory, or the loss is not finite. Chapter 12.
     """
     options = _checked(run, model_config, options, named)
     split = _split(valid_text, config)
@@ -64,9 +63,9 @@ def pretrain(
     *options,
     **named,
 ) -> GPT:
-    """Train a model on shards and leave a run folder: `train` for text that lies on the disk.
+    """Train a new model on shards, which are read from the disk, write a run folder, and return the trained model.
 
-    valid: as for `ShardDataset`; the rest as for `train`. Raises NanoEulerError as both do.
+    The arguments are those of `train` and `ShardDataset`. Raises NanoEulerError as they do.
     """
     options = _checked(run, model_config, options, named)
     info = {"source": str(shards.path)} | _split(valid, config)
@@ -88,20 +87,21 @@ def prefer(
     *options,
     **named,
 ) -> GPT:
-    """Train a model on pairs by DPO and leave a run folder; the model given is the reference and is not changed.
+    """Train a copy of a chat model on preference pairs (DPO), write a run folder, and return the trained model.
 
-    config: a batch is so many pairs; beta, label_noise, robust: of `preferences.dpo_loss`; template: what prompts were
-    made with; info: what else to store; options: of `RunOptions`, on the CPU. Raises NanoEulerError when the folder
-    holds a run, the model was not taught to answer, or no pair fits the context.
+    base: chat model and tokenizer; the model is also the reference, and is not changed. config: its `batch` counts
+    pairs; beta, label_noise, robust: of `preferences.dpo_loss`; template: of the prompts; info: added to the header;
+    options: of `RunOptions`, on the CPU. Raises NanoEulerError if the folder already has a run, an argument is out of
+    range, the tokenizer has no chat markers, or no pair fits the context. Chapter 21.
     """
     options = RunOptions(*options, **named)
     options.expect_cpu("preferences")
     if not (isinstance(beta, float | int) and 0 < beta < 1e6):
-        raise NanoEulerError(f"beta is {short(beta)}, expected a number above 0")
+        raise NanoEulerError(f"--beta must be a number above 0, got {short(beta)}")
     if not (isinstance(label_noise, float | int) and 0 <= label_noise < 0.5):
-        raise NanoEulerError(f"label noise is {short(label_noise)}, expected a share from 0 to below 0.5")
+        raise NanoEulerError(f"--label-noise must be at least 0 and below 0.5, got {short(label_noise)}")
     if robust and not label_noise:
-        raise NanoEulerError("robust is on and label noise is 0, expected the share of wrong labels too")
+        raise NanoEulerError("--robust needs --label-noise above 0, the assumed fraction of swapped labels")
     model, tokenizer = base
     markers(tokenizer)
     settings = {"beta": beta, "label_noise": label_noise, "robust": robust, "template": template}
@@ -121,12 +121,12 @@ def reinforce(
     *options,
     **named,
 ) -> GPT:
-    """Train a model that answers by rewards and leave a run folder; the model given is not changed.
+    """Train a copy of a chat model with rewards (GRPO), write a run folder, and return the trained model.
 
-    base: a model that was taught to answer (`sft.fine_tune`), from which `rewards.kl` keeps it near; config: of its
-    `batch` times `accumulate` answers a step; info: what else to store; options: of `RunOptions`, on the CPU, with
-    `verifiers`. Raises NanoEulerError when the folder holds a run, when the model was not taught to answer, and as
-    `RewardDataset` does.
+    base: chat model (`sft.fine_tune`) and tokenizer; the model is also the reference of the KL penalty `rewards.kl`.
+    config: a step has `batch` times `accumulate` answers; info: added to the header; options: of `RunOptions`, on the
+    CPU, with `verifiers`. Raises NanoEulerError if the folder already has a run, the tokenizer has no chat markers, or
+    as `RewardDataset` does. Chapter 22.
     """
     options = RunOptions(*options, **named)
     options.expect_cpu("rewards")
@@ -136,7 +136,6 @@ def reinforce(
 
 
 def _checked(run, model_config, options, named):
-    """The options of a pretraining run, once its folder and its model have been looked at."""
     options = RunOptions(*options, **named)
     expect_new(Path(run))
     if options.device and options.device.group is not None:
@@ -146,23 +145,22 @@ def _checked(run, model_config, options, named):
 
 
 def _split(valid, config):
-    """By which rule a part of the data is held out, as a header keeps it; nothing where no part is."""
+    """Return the rule that holds out validation data, for the header; {} if no data is held out."""
     return {"split": SPLIT} if valid is None and config.valid_fraction else {}
 
 
 def expect_memory(config: ModelConfig) -> None:
-    """Raises NanoEulerError for a model whose parameters, gradients and first moments do not fit in memory.
+    """Raise NanoEulerError if a model's parameters, gradients and first moments do not fit in memory.
 
-    Every optimiser needs these 12 bytes per parameter. Some systems promise memory that they do not have, and kill a
-    process that uses it without a message.
+    Every optimiser needs these 12 bytes per parameter. Some systems allocate memory they lack, then kill the process.
     """
     count, there = sum(math.prod(shape) for shape in parameter_shapes(config).values()), memory()
     if there is None or (need := 12 * count) <= there:
         return
     needs, has = (f"{size / 2**30:,.1f} GiB" for size in (need, there))
     raise NanoEulerError(
-        f"the model has {count:,} parameters: a run takes {needs} at least, and this machine has {has}: "
-        "expected a smaller dim, ffn or vocab_size, or fewer layers"
+        f"the model must fit in the {has} of memory of this machine, got {count:,} parameters, which need at least "
+        f"{needs}: use a smaller dim, ffn or vocab_size, or fewer layers"
     )
 
 
@@ -174,14 +172,13 @@ def fresh(
     info: dict,
     options: RunOptions = DEFAULTS,
 ) -> Checkpoint:
-    """The checkpoint of step 0 of a pretraining run: a model of the configuration's seed, or that of `options.base`.
+    """Return the checkpoint of step 0 of a pretraining run: a model initialised from the seed, or `options.base`'s.
 
-    info: what the header says beside the settings. Raises NanoEulerError for more tokens than the model has, and for a
-    profile on the CPU.
+    info: for the header. Raises NanoEulerError as `first_checkpoint` does, or if the tokenizer has too many tokens.
     """
     if tokenizer.vocab_size > model_config.vocab_size:
         raise NanoEulerError(
-            f"tokenizer has {tokenizer.vocab_size} tokens, expected at most vocab_size ({model_config.vocab_size})"
+            f"tokenizer must have at most vocab_size ({model_config.vocab_size}) tokens, got {tokenizer.vocab_size}"
         )
     model = GPT(model_config, seed=config.seed)
     if options.base is not None:

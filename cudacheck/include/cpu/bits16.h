@@ -1,4 +1,4 @@
-// bits16.h: a float in 16 bits and back, as __half (10 bits behind the point) or as bfloat16 (the first half of a float).
+// bits16.h: convert between float and 16 bits, as __half (10 fraction bits) or bfloat16 (the upper half of a float).
 #pragma once
 #include "raw.h"
 
@@ -10,10 +10,10 @@ typedef unsigned short Bits16;
 #if defined(__FLT16_MANT_DIG__) && (defined(__clang__) || defined(__x86_64__) || __GNUC__ > 12)
 RAW static inline Bits16 to_half(float x) { return bits<Bits16>((_Float16)x); }
 RAW static inline float from_half(Bits16 h) { return (float)bits<_Float16>(h); }
-#else  // round to nearest even, in integers
+#else  // rounding to nearest even in integer arithmetic
 RAW static inline Bits16 to_half(float x) {
   unsigned u = bits<unsigned>(x), sign = u >> 16 & 0x8000, size = u & 0x7fffffff;
-  if (size > 0x7f800000) return (Bits16)(sign | 0x7fff);   // not a number
+  if (size > 0x7f800000) return (Bits16)(sign | 0x7fff);   // NaN
   if (size >= 0x477ff000) return (Bits16)(sign | 0x7c00);  // rounds to infinity
   if (size < 0x38800000) return (Bits16)(sign | (bits<unsigned>(bits<float>(size) + 0.5f) - 0x3f000000));
   return (Bits16)(sign | ((size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13));
@@ -32,8 +32,8 @@ RAW static inline Bits16 to_bfloat16(float x) {
 }
 RAW static inline float from_bfloat16(Bits16 h) { return bits<float>((unsigned)h << 16); }
 
-// What is longer than a float, as the float or double that is rounded to 16 bits as it would be itself: where something is
-// cut off, the last bit is set, so that a tie is no tie.
+// Convert a longer number to a float or double that rounds to the same 16 bits. If bits are cut off, the last bit is
+// set, so that a number near a tie does not become a tie (rounding to odd).
 RAW static inline float double_to_half_way(double x) {
   float near = (float)x;
   unsigned u = bits<unsigned>(near);

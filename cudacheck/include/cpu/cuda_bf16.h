@@ -1,2 +1,2 @@
-// On the CPU both 16-bit types stand in half.h.
+// On the CPU both 16-bit types are in half.h.
 #include "half.h"

@@ -1,1 +1,1 @@
-// On the CPU everything is in device.h, which stands before every kernel.
+// On the CPU everything is in device.h, which is included before every kernel.

@@ -1,8 +1,8 @@
-// device.h: lets the text of a CUDA C++ kernel compile with a host C++ compiler. It stands before every kernel.
+// device.h: lets a CUDA C++ kernel compile with a host C++ compiler. It is included before every kernel.
 //
-// A warp function, a barrier and an atomic take one hidden last argument: the line they are called from, by which
-// the checker names them. A function here that touches memory for the kernel is RAW and says so to `check_access`.
-// No header of the C library: NVRTC has none, and what compiles here is to compile there.
+// Warp functions, barriers and atomics take a hidden last argument, the line of the call, which the checker reports.
+// Functions here that access memory for the kernel are RAW and report the access with `check_access`. No header of the
+// C library is included: NVRTC has none, and a text that compiles here should also compile there.
 #pragma once
 #include "thread.h"
 
@@ -14,7 +14,7 @@ typedef long clock_t;
 #define __global__
 #define __device__
 #define __host__
-#define __static__ static __attribute__((__used__))  // variables.py writes it; used: in memory as in the text
+#define __static__ static __attribute__((__used__))  // inserted by variables.py; `used` keeps unused variables
 #define __constant__ __static__
 #define __shared__ thread_local  // one operating system thread runs one block at a time
 #define __forceinline__ inline
@@ -25,10 +25,10 @@ typedef long clock_t;
 
 #define LINE int line = __builtin_LINE()  // as a default argument: the line of the call
 
-// ---- what the runtime offers ------------------------------------------------------------------------------
+// ---- functions of the runtime -----------------------------------------------------------------------------
 
-// Their symbols begin with nanoeuler_ (compiler.py sees to it that those of runtime.cpp do), since a variable of the text
-// has its own name as its symbol.
+// Their symbols begin with nanoeuler_ (in runtime.cpp through macros of compiler.py), so that they differ from the
+// symbols of the text's variables.
 #define SYMBOL_(PREFIX, NAME) __asm__(PREFIX "nanoeuler_" #NAME)
 #define PREFIXED(PREFIX, NAME) SYMBOL_(PREFIX, NAME)
 #define STRING(x) #x
@@ -46,7 +46,7 @@ RUNTIME_API void* dynamic_shared(size_t element, const char* name) SYMBOL(dynami
 RUNTIME_API void device_variable(runtime::Variable*) SYMBOL(device_variable);
 RUNTIME_API void named_barrier(int number, int threads, bool waits, int line) SYMBOL(named_barrier);
 RUNTIME_API void fence(bool of_block) SYMBOL(fence);
-RUNTIME_API unsigned long long call_path() SYMBOL(call_path);  // by which calls the thread came here, as one number
+RUNTIME_API unsigned long long call_path() SYMBOL(call_path);  // a hash of the calls that led the thread here
 RUNTIME_API void let_others_run() SYMBOL(let_others_run);
 RUNTIME_API void check_access(const void* address, int bytes, int kind, int line) SYMBOL(check_access);  // kind: see thread.h
 RUNTIME_API void check_from(const void* address, int bytes, int kind, void* caller) SYMBOL(check_from);
@@ -75,7 +75,7 @@ RUNTIME_API int launch(void (*call)(void (*)(), void**), void (*kernel)(), void*
   static inline NAME##2 make_##NAME##2(T x, T y) { return {x, y}; }           \
   static inline NAME##3 make_##NAME##3(T x, T y, T z) { return {x, y, z}; }   \
   static inline NAME##4 make_##NAME##4(T x, T y, T z, T w) { return {x, y, z, w}; }
-#define OF_3(T, NAME) struct NAME##3 { T x, y, z; };  // uint3 stands in thread.h
+#define OF_3(T, NAME) struct NAME##3 { T x, y, z; };  // uint3 is in thread.h
 OF_3(float, float) OF_3(double, double) OF_3(int, int) OF_3(short, short) OF_3(unsigned short, ushort)
 OF_3(signed char, char) OF_3(unsigned char, uchar) OF_3(long long, longlong) OF_3(unsigned long long, ulonglong)
 VECTORS(float, float, 8, 16) VECTORS(double, double, 16, 16) VECTORS(int, int, 8, 16) VECTORS(unsigned, uint, 8, 16)
@@ -104,7 +104,7 @@ RAW static inline void __nanosleep(unsigned) { runtime::let_others_run(); }
 RAW static inline long long clock64() { return runtime::nanoseconds(); }
 RAW static inline clock_t clock() { return (clock_t)runtime::nanoseconds(); }
 #define printf nanoeuler_runtime::print
-// A promise to the compiler, which the CPU keeps an eye on.
+// On the GPU a promise to the compiler; the CPU checks it.
 #define __builtin_assume(condition) ((condition) ? (void)0 : nanoeuler_runtime::fail("__builtin_assume: not so: " #condition, __LINE__))
 RAW static inline size_t __cvta_generic_to_shared(const void* p) { return (size_t)p; }  // an address for inline PTX
 RAW static inline size_t __cvta_generic_to_global(const void* p) { return (size_t)p; }
@@ -115,7 +115,7 @@ RAW static inline size_t __cvta_generic_to_global(const void* p) { return (size_
 
 namespace runtime {
 
-// What a GPU can shuffle: numbers, __half and its kin (half.h); no struct of one's own, and no pointer.
+// Types that a GPU can shuffle: numbers and the 16-bit types of half.h, but no other structs and no pointers.
 template <class T> constexpr bool shuffled = !__is_class(T) && !__is_union(T);
 template <class T> constexpr bool shuffled<T*> = false;
 
@@ -177,7 +177,7 @@ RAW static inline void __syncwarp(unsigned mask = 0xffffffffu, LINE) {
   runtime::warp_function(mask, runtime::no_lanes, nullptr, "__syncwarp", line);
 }
 
-// As bits: a copy of a __half would tell the checker that one thread reads another's local variable.
+// Values are passed as bits, because copying a __half would report that one thread reads another's local variable.
 #define SHUFFLE(NAME, HOW)                                                                                         \
   template <class T> RAW T NAME(unsigned mask, T value, int by, int width = 32, LINE) {                            \
     static_assert(runtime::shuffled<T>, "a shuffle moves one number, an int, a float, a double, a __half or a __half2"); \
@@ -217,7 +217,7 @@ REDUCE(__reduce_max_sync, Max, int) REDUCE(__reduce_max_sync, Max, unsigned)
 REDUCE(__reduce_and_sync, And, unsigned) REDUCE(__reduce_or_sync, Or, unsigned)
 REDUCE(__reduce_xor_sync, Xor, unsigned)
 
-// ---- atomics: real ones, because blocks run in parallel; the checker takes them as one access -------------
+// ---- atomics: real ones, because blocks run in parallel; the checker counts each as one access ------------
 
 namespace runtime {
 
@@ -231,7 +231,7 @@ template <class T, class Change> RAW T atomic(T* address, Change change, int lin
   }
 }
 
-struct Shared {  // what `shared_array` wants to know of a declaration
+struct Shared {  // a declaration's data for `shared_array`
   template <class T> struct Of { enum { element = sizeof(T), columns = 0 }; };
   template <class T, size_t N> struct Of<T[N]> { enum { element = Of<T>::element, columns = 0 }; };
   template <class T, size_t N, size_t M> struct Of<T[N][M]> {
@@ -248,7 +248,7 @@ template <class T> RAW static inline void nanoeuler_shared_array(T& array, const
 RAW static inline void* nanoeuler_dynamic_shared(size_t element, const char* name) {
   return runtime::dynamic_shared(element, name);
 }
-// A __device__ or __constant__ variable announces itself when the library is loaded. The bytes behind it belong to nobody.
+// Registers a __device__ or __constant__ variable when the library is loaded. The bytes after it are unused.
 #ifdef CHECKED
 #define NANOEULER_DEVICE_VARIABLE(a, CONSTANT)                                                                         \
   __static__ char nanoeuler_zone_of_##a[2][512] = {{}}, nanoeuler_data_zone_of_##a[512] = {1};                         \
@@ -262,7 +262,7 @@ RAW static inline void* nanoeuler_dynamic_shared(size_t element, const char* nam
 #define NANOEULER_DEVICE_VARIABLE(a, CONSTANT)
 #endif
 
-// _block and _system say for whom they are atomic; here each is for all.
+// _block and _system give the scope of an atomic; here every atomic has the widest scope.
 #define ATOMIC_FUNCTION(NAME, T, EXPRESSION)                                                     \
   ATOMIC_NAME(NAME, T, EXPRESSION) ATOMIC_NAME(NAME##_block, T, EXPRESSION)                      \
   ATOMIC_NAME(NAME##_system, T, EXPRESSION)
@@ -302,7 +302,7 @@ ATOMIC_FUNCTION(atomicMax, long long, old < value ? value : old)
 ATOMIC_FUNCTION(atomicInc, unsigned, old >= value ? 0 : old + 1)
 ATOMIC_FUNCTION(atomicDec, unsigned, old == 0 || old > value ? value : old - 1)
 ATOMIC_CAS(atomicCAS, unsigned short)
-// From compute capability 9.0 on, of arrays in global memory: each of the numbers is added for itself.
+// From compute capability 9.0 on, for arrays in global memory; the numbers are added separately.
 RAW static inline float2 atomicAdd(float2* a, float2 more, LINE) {
   runtime::check_space(a, false, line);
   return {atomicAdd(&a->x, more.x, line), atomicAdd(&a->y, more.y, line)};
@@ -313,7 +313,7 @@ RAW static inline float4 atomicAdd(float4* a, float4 more, LINE) {
           atomicAdd(&a->z, more.z, line), atomicAdd(&a->w, more.w, line)};
 }
 
-// Loads and stores that say which cache they are for: here there is none to choose.
+// Loads and stores with cache hints, which have no effect here.
 #define LOAD(NAME)                                                       \
   template <class T> RAW static inline T NAME(const T* address, LINE) {  \
     runtime::check_access(address, sizeof(T), runtime::READ, line);               \
@@ -329,7 +329,7 @@ STORE(__stwb) STORE(__stcg) STORE(__stcs) STORE(__stwt)
 
 #include "numbers.h"
 
-// ---- handing a kernel to the launcher ---------------------------------------------------------------------
+// ---- exporting a kernel to the launcher -------------------------------------------------------------------
 
 namespace runtime {
 
@@ -339,7 +339,7 @@ template <int... I> struct Count<0, I...> { typedef Sequence<I...> type; };
 
 template <class F> struct Signature;
 template <class... A> struct Signature<void (*)(A...)> {
-  template <class T> RAW static T load(const void* argument) {  // by bytes: a copy of a __half would be checked
+  template <class T> RAW static T load(const void* argument) {  // copies bytes, because copying a __half would be checked
     T value;
     __builtin_memcpy((void*)&value, argument, sizeof value);
     return value;
@@ -363,7 +363,7 @@ template <class Kernel> RAW static inline int nanoeuler_launch(Kernel kernel, vo
   }
 
 #if defined(CHECKED) && defined(__clang_major__) && __clang_major__ < 15 && defined(__ELF__)
-// An older Clang copies and clears structs with the C library's functions: the checker has to see those, too.
+// Older versions of Clang copy and clear structs with the C library's functions, which the checker must see too.
 asm(".set memcpy, __tsan_memcpy\n.set memmove, __tsan_memmove\n.set memset, __tsan_memset");
 #endif
 

@@ -1,13 +1,13 @@
-// half.h: the 16-bit number types __half and __nv_bfloat16, and their pairs. Arithmetic is done in float, in double where
-// that is too short, and rounded once, as the GPU does for a single operation. What the GPU contracts to one fused operation
-// may differ in the last bit, and so may its exp, log, sine and their kin.
+// half.h: the 16-bit number types __half and __nv_bfloat16, and their pairs. Arithmetic is done in float, or in double
+// if float is too short, and rounded once, as the GPU does for a single operation. Results may differ in the last bit
+// where the GPU contracts operations into a fused one, and for functions such as exp, log and sine.
 #pragma once
 #include "raw.h"
 
 #include "bits16.h"
 
-// The checker does not see what happens in here at a line of the kernel, and of an argument passed by value g++ tells it
-// nothing. So whatever touches a number in memory says so itself, with the place that it is called from.
+// The checker cannot assign accesses in this file to a line of the kernel, and g++ does not report arguments passed by
+// value. So every function here that accesses memory reports it itself, with the address of its caller.
 #ifdef CHECKED
 #define NE_SEEN(object, kind) runtime::check_from(object, sizeof *(object), runtime::kind, __builtin_return_address(0))
 #define NE_COPIED(T) RAW T(const T& other) { NE_SEEN(&other, READ); __builtin_memcpy((void*)this, &other, sizeof *this); }
@@ -41,7 +41,7 @@
   RAW static inline T NAME##_sat(T a, T b) { return T(__saturatef((a OP b).value())); }                         \
   RAW static inline T##2 NAME##2_rn(T##2 a, T##2 b) { return {a.x OP b.x, a.y OP b.y}; }                        \
   RAW static inline T##2 NAME##2_sat(T##2 a, T##2 b) { return {NAME##_sat(a.x, b.x), NAME##_sat(a.y, b.y)}; }
-// NAME: ordered, false of a nan; NAME##u: unordered, true of a nan.
+// NAME: an ordered comparison, false for NaN; NAME##u: an unordered one, true for NaN.
 #define NE_COMPARISON(T, NAME, EXPRESSION)                                                                          \
   RAW static inline bool __h##NAME(T s, T t) { float a = s.value(), b = t.value(); return EXPRESSION; }          \
   RAW static inline bool __hb##NAME##2(T##2 a, T##2 b) { return __h##NAME(a.x, b.x) && __h##NAME(a.y, b.y); }    \
@@ -51,7 +51,7 @@
 #define NE_COMPARISON_OPERATOR(T, OP, NAME)                                                            \
   RAW static inline bool operator OP(T a, T b) { return __h##NAME(a, b); }                          \
   RAW static inline bool operator OP(T##2 a, T##2 b) { return __hb##NAME##2(a, b); }
-// Of a number and a nan the number, and of two nans a nan; _nan: of a nan a nan. -0 is less than 0.
+// Of a number and a NaN these return the number, and with _nan the NaN; of two NaNs a NaN. -0 is less than 0.
 #define NE_EXTREME(T, NAME, OP)                                                                                \
   RAW static inline T NAME##_nan(T a, T b) {                                                                \
     float x = a.value(), y = b.value();                                                                     \
@@ -140,7 +140,7 @@
   RAW static inline float __low2float(T##2 a) { return a.x.value(); }                          \
   RAW static inline float __high2float(T##2 a) { return a.y.value(); }                         \
   RAW static inline T##2 __lowhigh2highlow(T##2 a) { return {a.y, a.x}; }                      \
-  /* Each of a pair's two numbers is added for itself, as the GPU promises no more. */         \
+  /* A pair's two numbers are added separately, since the GPU guarantees no more. */           \
   RAW static inline T atomicAdd(T* address, T value, int line = __builtin_LINE()) {            \
     float more = value.value();                                                                \
     auto change = [more](runtime::Bits16 old) RAW { return runtime::TO(runtime::FROM(old) + more); }; \
@@ -168,7 +168,7 @@ typedef __half2 half2;
 typedef __nv_bfloat16 nv_bfloat16;
 typedef __nv_bfloat162 nv_bfloat162;
 
-// Conversions, under the names that CUDA gives them for each of the two types.
+// Conversions, under CUDA's names for each of the two types.
 #define NE_FROM_AND_TO(T, NAME, WHOLE, C)                                                                   \
   RAW static inline T __##WHOLE##2##NAME##_rn(C x) { return T(x); }                                      \
   RAW static inline C __##NAME##2##WHOLE##_rn(T h) { return runtime::whole<C>(rintf(h.value())); }       \

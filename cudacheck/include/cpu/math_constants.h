@@ -1,4 +1,4 @@
-// math_constants.h: CUDA's names for the numbers that kernels ask for.
+// math_constants.h: CUDA's names for mathematical constants.
 #pragma once
 #define CUDART_INF_F __int_as_float(0x7f800000)
 #define CUDART_NAN_F __int_as_float(0x7fffffff)

@@ -1,7 +1,7 @@
-// numbers.h: CUDA's functions of numbers, as NVRTC declares them: for float and for double, so that a call with one of each
-// is as ambiguous here as there. The mathematics is the C library's; no header of it is included, for a kernel has none.
+// numbers.h: CUDA's mathematical functions as NVRTC declares them, for float and for double, so that a call with one of
+// each is ambiguous here too. They call the C library, but include no header of it, because kernels have none.
 
-// ---- the C library's --------------------------------------------------------------------------------------
+// ---- functions of the C library ---------------------------------------------------------------------------
 
 #define ONE(NAME)                                             \
   extern "C" double NAME(double);                             \
@@ -41,7 +41,7 @@ RAW static inline long long abs(long long x) { return llabs(x); }
 RAW static inline float abs(float x) { return fabsf(x); }
 RAW static inline double abs(double x) { return fabs(x); }
 
-// What writes through a pointer says so.
+// Functions that write through a pointer report the access.
 #define FREXP(T, NAME, BUILTIN)                                  \
   RAW static inline T NAME(T x, int* exponent, LINE) {           \
     runtime::check_access(exponent, sizeof *exponent, runtime::WRITE, line); \
@@ -80,7 +80,7 @@ CLASS(float) CLASS(double)
 RAW static inline float nanf(const char*) { return __builtin_nanf(""); }
 RAW static inline double nan(const char*) { return __builtin_nan(""); }
 
-// ---- CUDA's own -------------------------------------------------------------------------------------------
+// ---- functions of CUDA only -------------------------------------------------------------------------------
 
 #define MIN_MAX(T, MIN, MAX)                                  \
   RAW static inline T MIN(T a, T b) { return b < a ? b : a; } \
@@ -95,7 +95,7 @@ MIXED_MIN_MAX(unsigned, int, unsigned) MIXED_MIN_MAX(unsigned, unsigned, int)
 MIXED_MIN_MAX(unsigned long, long, unsigned long) MIXED_MIN_MAX(unsigned long, unsigned long, long)
 MIXED_MIN_MAX(unsigned long long, long long, unsigned long long)
 MIXED_MIN_MAX(unsigned long long, unsigned long long, long long)
-// Of a number and a nan these take the number.
+// Of a number and a NaN these return the number.
 #define FLOAT_MIN_MAX(T, A, B)                                       \
   RAW static inline T min(A a, B b) { return fmin((T)a, (T)b); }     \
   RAW static inline T max(A a, B b) { return fmax((T)a, (T)b); }
@@ -162,9 +162,9 @@ RAW static inline float __sinf(float x) { return sinf(x); }
 RAW static inline float __cosf(float x) { return cosf(x); }
 RAW static inline float __tanf(float x) { return tanf(x); }
 RAW static inline float __tanhf(float x) { return tanhf(x); }
-RAW static inline float __saturatef(float x) { return x > 0 ? x > 1 ? 1.0f : x : 0.0f; }  // of a nan: 0
+RAW static inline float __saturatef(float x) { return x > 0 ? x > 1 ? 1.0f : x : 0.0f; }  // NaN gives 0
 
-// Rounded each for itself: the compiler must not make one fused operation of two of these.
+// Each is rounded separately: the compiler must not fuse two of them into one operation.
 namespace runtime {
 template <class T> RAW static inline T alone(T x) {
 #if defined(__x86_64__)
@@ -187,7 +187,7 @@ RAW static inline float __frsqrt_rn(float x) { return (float)(1 / sqrt((double)x
 RAW static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 RAW static inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 
-// The same bytes as another type.
+// Reinterpret the same bytes as another type.
 RAW static inline int __float_as_int(float x) { return runtime::bits<int>(x); }
 RAW static inline unsigned __float_as_uint(float x) { return runtime::bits<unsigned>(x); }
 RAW static inline float __int_as_float(int x) { return runtime::bits<float>(x); }
@@ -200,7 +200,7 @@ RAW static inline double __hiloint2double(int high, int low) {
   return runtime::bits<double>((unsigned long long)(unsigned)high << 32 | (unsigned)low);
 }
 
-// To whole numbers: what is too large becomes the largest, and a nan 0, of 64 bits the smallest.
+// Convert to integers: values out of range saturate, and NaN becomes 0, or the smallest integer for 64 bits.
 namespace runtime {
 template <class T> RAW static inline T whole(double x) {
   constexpr bool is_signed = (T)-1 < 0;
@@ -234,7 +234,7 @@ RAW static inline float __double2float_rn(double x) { return (float)x; }
 TOWARDS(__double2float_rd, near > x, -__builtin_inff()) TOWARDS(__double2float_ru, near < x, __builtin_inff())
 TOWARDS(__double2float_rz, x > 0 ? near > x : near < x, 0.0f)
 
-// Whole numbers.
+// Functions of integers.
 RAW static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 RAW static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 RAW static inline int __ffs(int x) { return __builtin_ffs(x); }
@@ -247,7 +247,7 @@ RAW static inline long long __mul64hi(long long a, long long b) { return (long l
 RAW static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
-RAW static inline int __mul24(int a, int b) {  // of the last 24 bits of each
+RAW static inline int __mul24(int a, int b) {  // product of the last 24 bits of each
   return (int)((unsigned)((int)((unsigned)a << 8) >> 8) * (unsigned)((int)((unsigned)b << 8) >> 8));
 }
 RAW static inline unsigned __umul24(unsigned a, unsigned b) { return (a & 0xffffff) * (b & 0xffffff); }

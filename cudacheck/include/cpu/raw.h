@@ -1,7 +1,7 @@
-// raw.h: RAW and runtime, for the headers that a kernel's text includes. It stands before them, and end_raw.h behind: a text
-// may use these names for itself.
+// raw.h: defines RAW and runtime for the headers that a kernel's text includes. Headers include it at their start, and
+// end_raw.h at their end, so that a text may use these names itself.
 #ifndef NANOEULER_RAW
-// The checker does not watch such a function (it belongs to the runtime, or reports its accesses itself).
+// Marks a function as not instrumented: it belongs to the runtime, or reports its accesses itself.
 #if defined(__clang__)
 #define NANOEULER_RAW __attribute__((__disable_sanitizer_instrumentation__, __no_sanitize__("undefined", "thread", "coverage")))
 #elif defined(CHECKED)

@@ -1,7 +1,8 @@
-"""Data-parallel training on many cards, one process for each, with the same bits on any number of them. Chapter 33.
+"""Data-parallel training on 1, 2, 4 or 8 GPUs of one host, with one process per GPU. Chapter 33.
 
-`group.py`: the processes, what they send, and who notices that one is gone. `cut.py`: the tree of shards, and which
-card owns which part of the parameters. `gpt.py`: weights and moments by owner. `step.py`: a step.
+The results are bitwise identical for any number of GPUs. `group.py`: the processes, their messages, and the detection
+of lost processes. `cut.py`: the order of summation, and which GPU owns which parameters. `gpt.py`: weights and moments,
+distributed among their owners. `step.py`: a training step.
 """
 
 from nanoeuler_lib.engine.data_parallel.cut import expect_shards, tree

@@ -1,4 +1,4 @@
-"""Who adds what, in which order: the tree of shards, and the cut of the parameters among the cards."""
+"""The order in which gradients are summed (a binary tree of shards), and the distribution of parameters over GPUs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +8,17 @@ from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.engine.memory import ALIGN, layout
 from nanoeuler_lib.errors import NanoEulerError
 
-PARTS = 8  # shares of a bucket, as in many.cu: so many cards at most
-# Layers of each bucket, in sixteenths: the last ones end the backward pass, and what is sent then hides behind nothing.
+PARTS = 8  # shares of a bucket, as in many.cu, and so the largest number of GPUs
+# Sixteenths of the layers in each bucket. The last buckets are small because they are complete only when the backward
+# pass ends, so no computation overlaps their transfer.
 SIXTEENTHS = 5, 5, 4, 2
 
 
 def tree(parts: Sequence):
-    """The sum of 2^k parts by a binary tree: neighbours first, then their sums. NumPy's arrays, or numbers.
+    """Return the sum of 2^k numbers or NumPy arrays, added in a binary tree.
 
-    Floating-point sums depend on their order; this one does not depend on who computes which half.
+    Neighbours are added first, then their sums. A floating-point sum depends on
+    the order; this order is the same whoever computes which subtree.
     """
     parts = list(parts)
     while len(parts) > 1:
@@ -26,9 +28,10 @@ def tree(parts: Sequence):
 
 @dataclass(frozen=True)
 class Bucket:
-    """A range of the flat parameters whose gradients are sent together.
+    """Describe a range of the flat parameters whose gradients are sent together.
 
-    full: whether it is read as float32 in every precision, as the embedding and the gains are.
+    full: whether the GPUs read these parameters as float32 in every precision, as
+    they do for the embedding and the gains.
     """
 
     start: int
@@ -37,28 +40,28 @@ class Bucket:
 
     @property
     def units(self) -> int:
-        """Its length in units of ALIGN numbers."""
+        """The bucket's length in units of ALIGN numbers."""
         return (self.stop - self.start) // ALIGN
 
     def share(self, first: int, last: int) -> slice:
-        """From share `first` to before `last`, of PARTS: a slice of the flat array."""
+        """Return shares first to last - 1, of PARTS, as a slice of the flat array."""
         at = (self.start + ALIGN * (self.units * k // PARTS) for k in (first, last))
         return slice(*at)
 
     def of(self, rank: int, size: int) -> slice:
-        """What one of `size` cards owns of the bucket."""
+        """Return the slice of the flat array that GPU `rank` of `size` owns."""
         return self.share(rank * PARTS // size, (rank + 1) * PARTS // size)
 
     def inside(self, rank: int, size: int) -> slice:
-        """The same, counted from the bucket's beginning."""
+        """Return the same slice as `of`, counted from the beginning of the bucket."""
         part = self.of(rank, size)
         return slice(part.start - self.start, part.stop - self.start)
 
 
 def buckets(config: ModelConfig) -> list[Bucket]:
-    """The buckets in the order in which the backward pass completes them, the same for every number of cards.
+    """Return the buckets in the order in which the backward pass completes them, the same for any number of GPUs.
 
-    Heads and last layers, ..., first layers, then gains and the embedding. Together they are the flat array.
+    First the heads with the last layers, and so on down to the first layers, then the gains and the embedding.
     """
     starts, gains, end = layout(config)
     first_of = [starts[f"layers.{i}.qkv"] for i in range(config.layers)]
@@ -71,14 +74,17 @@ def buckets(config: ModelConfig) -> list[Bucket]:
 
 
 def expect_shards(config: TrainConfig, size: int) -> None:
-    """Raises NanoEulerError where a step's batch is no tree of shards whose subtrees so many cards can take."""
+    """Raise NanoEulerError unless `size` GPUs can divide a step's batch into subtrees of equally many shards.
+
+    Shards: `config.accumulate`, a power of two and a multiple of size (1, 2, 4 or 8). Only AdamW is supported.
+    """
     count = config.accumulate
     if size not in (1, 2, 4, PARTS):
-        raise NanoEulerError(f"cards are {size}, expected 1, 2, 4 or {PARTS}")
+        raise NanoEulerError(f"--gpus must be 1, 2, 4 or {PARTS}, got {size}")
     if count & (count - 1) or count % size:
         raise NanoEulerError(
-            f"accumulate is {count}, expected a power of two that {size} divides: a step's batch is so many shards of "
-            f"{config.batch} rows, and each card takes as many of them"
+            f"--accumulate must be a power of two and a multiple of {size}, the number of GPUs, got {count}: it is the "
+            f"number of shards of {config.batch} rows in a step, and each GPU takes equally many"
         )
     if config.optimizer != "adamw":
         raise NanoEulerError(

