@@ -1,4 +1,4 @@
-"""What builds and checks the book, from the top of the repository: python -m tools.notebooks.mirror.
+"""Programs that build and check the book. Run them from the root of the repository: python -m tools.notebooks.mirror
 
-Folders by purpose: notebooks, book (which uses notebooks), course and release (which use both).
+There is a folder for each purpose: `notebooks`; `book` (imports `notebooks`); `course` and `release` (import both).
 """

@@ -1,1 +1,1 @@
-"""The book that they make: Sphinx's extensions, computed pages, the site's check, PDF, copies for JupyterLab."""
+"""Programs that build the book: Sphinx extensions, computed pages, a site check, a PDF, copies for JupyterLab."""

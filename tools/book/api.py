@@ -1,7 +1,7 @@
-"""The library's reference, from its docstrings: Sphinx's autodoc, with what this book adds.
+"""A Sphinx extension that builds the library's reference from its docstrings, with autodoc.
 
-The docstrings are plain text with Markdown's backticks; here they become what Sphinx reads. Each object that a chapter
-shows in a mirror cell says which chapter derives it; the mirror's metadata know.
+The docstrings are plain text with Markdown's backticks, and this module converts them to reStructuredText. An object
+that a chapter shows in a mirror cell gets a line that links to the chapter.
 """
 
 import ast
@@ -22,7 +22,14 @@ from tools.notebooks import maps, mirror
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = "book/api/"
 DERIVED = "Derived in "
-RENAMED = {"practice": "nanoeuler_book", "speaking": "generation", "understanding": "nanoeuler_book"}  # pages
+RENAMED = {  # old page: new page in the same folder
+    "book/api/practice": "nanoeuler_book",
+    "book/api/speaking": "generation",
+    "book/api/understanding": "nanoeuler_book",
+    "notebooks/02_fast_tokenizer": "A4_fast_tokenizer",
+    "notebooks/03_measuring_prediction": "02_measuring_prediction",
+    "notebooks/04_first_gradients": "03_first_gradients",
+}
 DEFAULT = re.compile(r"<class '([\w.]+)'>|<(?:built-in )?function (\w+)>|<function \S*<lambda>>|<factory>")
 INLINE = re.compile(r"`([^`]+)`|(\[[^\[\]`]*\])|([\\*|]|_(?!\w))")
 
@@ -31,7 +38,7 @@ INLINE = re.compile(r"`([^`]+)`|(\[[^\[\]`]*\])|([\\*|]|_(?!\w))")
 
 
 def mirrored(path: Path) -> Iterator[tuple[str, str]]:
-    """(module, name) of each definition that the notebook's mirror cells show; "Class.name" where a part is shown."""
+    """Yield (module, name) for each definition in a notebook's mirror cells; a method's name is "Class.name"."""
     notebook = json.loads(path.read_text("utf-8"))
     default = notebook["metadata"].get("nanoeuler", {}).get("module")
     for cell in notebook["cells"]:
@@ -52,7 +59,7 @@ def mirrored(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def derivations(root: Path = ROOT) -> dict[tuple[str, str], list[str]]:
-    """The notebooks that show each (module, name), in the order of the book."""
+    """Map each (module, name) to the notebooks that show this definition, in the order of the book."""
     found = {}
     for _, paths in maps.parts(root):
         for path in paths:
@@ -69,7 +76,7 @@ def derived(app: Sphinx) -> dict[tuple[str, str], list[str]]:
 
 
 def chapters_changed(app: Sphinx, env: BuildEnvironment, added: set, changed: set, removed: set) -> set[str]:
-    """The reference is read anew when another chapter derives something."""
+    """Return the reference's pages if a definition is now derived in another chapter, so Sphinx reads them again."""
     before, env.derivations = getattr(env, "derivations", None), derived(app)
     return {page for page in env.found_docs if page.startswith(PAGES)} if before != env.derivations else set()
 
@@ -78,7 +85,7 @@ def chapters_changed(app: Sphinx, env: BuildEnvironment, added: set, changed: se
 
 
 def restructured(text: str) -> list[str]:
-    """A docstring of this library as reStructuredText, line by line: literals, shapes, indented blocks."""
+    """Convert a docstring of this library to lines of reStructuredText: literals, shapes and indented blocks."""
     lines, before = [], ""
     for line in text.split("\n"):
         indented = line.startswith("    ")
@@ -90,13 +97,13 @@ def restructured(text: str) -> list[str]:
 
 
 def in_block(lines: list[str]) -> bool:
-    """Whether the last line that is not blank belongs to an indented block."""
+    """Return whether the last line that is not blank belongs to an indented block."""
     last = next((line for line in reversed(lines) if line.strip()), "")
     return last.startswith("    ")
 
 
 def inline(found: re.Match) -> str:
-    """Backticks and shapes are literals; reStructuredText's own signs are text."""
+    """Convert backticks and shapes to literals, and escape characters that have a meaning in reStructuredText."""
     literal = found[1] or found[2]
     if not literal:
         return "\\" + found[3]
@@ -106,7 +113,7 @@ def inline(found: re.Match) -> str:
 
 
 def readable(app: Sphinx, what: str, name: str, documented: object, options: dict, lines: list[str]) -> None:
-    """What autodoc shows of a docstring, and behind it the chapters."""
+    """Convert a docstring for autodoc, and append the line that links to the chapters."""
     lines[:] = restructured("\n".join(lines))
     module = getattr(documented, "__module__", None) or ""
     key = (module, getattr(documented, "__qualname__", name.removeprefix(f"{module}.")))
@@ -124,14 +131,14 @@ def named_defaults(
     signature: str | None,
     returns: str | None,
 ) -> tuple[str | None, str | None]:
-    """A default that is a class or a function, by its name: with `<class ...>` Sphinx cannot read a signature."""
+    """Show defaults that are classes or functions by their names, because Sphinx cannot parse `<class ...>`."""
     return signature and DEFAULT.sub(lambda found: found[1] or found[2] or "...", signature), returns
 
 
 def shown_by_package(app: Sphinx, what: str, name: str, documented: object, skip: bool, options: dict) -> bool | None:
-    """Skip in a module what its package exports: readers import it from there, and there it is described.
+    """Skip a module's member that the package exports, because the page of the package describes this member.
 
-    The page of nanoeuler_lib itself describes none of its five names, so their modules do.
+    The page of nanoeuler_lib does not describe its exported names, so the pages of their modules describe them.
     """
     module = app.env.temp_data.get("autodoc:module", "")
     while what == "module" and (module := module.rpartition(".")[0]) not in ("", "nanoeuler_lib"):
@@ -142,7 +149,7 @@ def shown_by_package(app: Sphinx, what: str, name: str, documented: object, skip
 
 
 def mark_derived(app: Sphinx, doctree: nodes.document) -> None:
-    """The line about the chapters has its own style."""
+    """Give the line that links to the chapters a CSS class of its own."""
     if app.env.docname.startswith(PAGES):
         for line in doctree.findall(nodes.paragraph):
             if line.astext().startswith(DERIVED):
@@ -150,22 +157,22 @@ def mark_derived(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def lead_on(app: Sphinx, error: Exception | None) -> None:
-    """Write a page at each old address of a renamed page; it leads to the new one."""
+    """Write a page at the old address of each renamed page that redirects to the new address."""
     for old, new in RENAMED.items() if error is None and app.builder.name == "html" else ():
         text = f'<meta http-equiv="refresh" content="0; url={new}.html"><a href="{new}.html">{new}</a>'
-        Path(app.outdir, PAGES, f"{old}.html").write_text(f'<!DOCTYPE html><html lang="en">{text}</html>\n', "utf-8")
+        Path(app.outdir, f"{old}.html").write_text(f'<!DOCTYPE html><html lang="en">{text}</html>\n', "utf-8")
 
 
 def plain_type(app: Sphinx, env: BuildEnvironment, node: nodes.Element, content: nodes.Node) -> nodes.Node | None:
-    """A type in a signature that has no page, such as another library's, stays text."""
+    """Show a type in a signature as plain text if it has no page, for example a type of a different library."""
     return content if node.get("refdoc", "").startswith(PAGES) and node["refdomain"] == "py" else None
 
 
-# ---- CUDA C++, which autodoc does not read
+# ---- CUDA C++, which autodoc cannot read
 
 
 def comment_above(source: list[str], first: int) -> str:
-    """The first sentence of the comment that ends right above line `first`, counted from 1."""
+    """Return the first sentence of the comment that ends directly above line `first`, counted from 1."""
     said = []
     for line in reversed(source[: first - 1]):
         if not line.startswith("//"):
@@ -175,7 +182,7 @@ def comment_above(source: list[str], first: int) -> str:
 
 
 class KernelFile(SphinxDirective):
-    """A table of what a file of nanoeuler_lib/kernels defines: name, what it does, which chapter derives it."""
+    """A directive that lists the definitions in a file of nanoeuler_lib/kernels: name, purpose and chapter."""
 
     required_arguments = 1
 
@@ -205,7 +212,7 @@ def setup(app: Sphinx) -> dict:
     app.connect("autodoc-process-signature", named_defaults)
     app.connect("autodoc-skip-member", shown_by_package)
     app.connect("doctree-read", mark_derived)
-    app.connect("missing-reference", plain_type, priority=900)  # after the inventories of other projects
+    app.connect("missing-reference", plain_type, priority=900)  # after intersphinx has looked in the inventories
     app.connect("env-get-outdated", chapters_changed)
     app.connect("build-finished", lead_on)
     app.add_directive("kernel-file", KernelFile)

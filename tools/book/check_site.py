@@ -1,8 +1,8 @@
-"""Check the built book without a network.
+"""Check the pages of the built book, without using a network.
 
-Links and anchors resolve, pictures have alt text that is not a file name, ids are unique, each page has a title and a
-language, no formula is printed as text, and nothing is loaded from another server: no script, style sheet, picture,
-frame or font.
+The checks: links and anchors resolve; pictures have alt text that is not a file name; ids are unique; each page has a
+title and a language; no formula is printed as text; and no page loads a script, style sheet, picture, frame or font
+from a server.
 
     python -m tools.book.check_site _build/html
 """
@@ -25,14 +25,14 @@ LINK_ONLY_RELATIONS = {
     "next",
     "prev",
     "search",
-}  # <link rel> that loads nothing
-# Words of code in their colours: most of a page's tags, with nothing to check.
+}  # values of <link rel> that load nothing
+# The tags of highlighted code: most of a page's tags, with nothing to check.
 COLOURED = re.compile(r'<span class="\w+">|</span>')
 CSS_URL = re.compile(r"""(?:url\(\s*|@import\s+)["']?((?:https?:)?//[^"')\s]+)""")
 
 
 class Page(HTMLParser):
-    """The ids, links and faults of one page."""
+    """A parser that collects the ids, links and problems of one page."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -89,13 +89,13 @@ def read(path: Path) -> Page:
 
 
 def check(root: Path) -> tuple[list[str], int, int]:
-    """The faults found, the number of pages, the number of links."""
+    """Check all pages in the folder `root`; return the problems, the number of pages and the number of links."""
     root = root.resolve()
     paths = [p for p in sorted(root.rglob("*.html")) if "_static" not in p.relative_to(root).parts]
     with ProcessPoolExecutor() as pool:
         pages = dict(zip(paths, pool.map(read, paths), strict=True))
     problems = [f"{path.relative_to(root)}: {problem}" for path, page in pages.items() for problem in page.problems]
-    find = cache(find_file)  # the sidebar's links stand on every page
+    find = cache(find_file)  # cached, because every page has the links of the sidebar
     for path, page in pages.items():
         for tag, link, loads in page.links:
             if fault := check_link(path, link, loads, pages, find):
@@ -108,7 +108,7 @@ def check(root: Path) -> tuple[list[str], int, int]:
 
 
 def find_file(folder: Path, address: str) -> Path | None:
-    """The file at an address that a page in `folder` names; None if there is none."""
+    """Return the file that an address on a page in `folder` refers to; None if there is no such file."""
     target = Path(os.path.normpath(folder / unquote(address)))
     if target.is_dir():
         target /= "index.html"
@@ -116,7 +116,7 @@ def find_file(folder: Path, address: str) -> Path | None:
 
 
 def check_link(path: Path, link: str, loads: bool, pages: dict[Path, Page], find=find_file) -> str:
-    """What is wrong with the link; empty when nothing is."""
+    """Return the problem of a link, "" if it has none."""
     url = urlsplit(link)
     if url.scheme or url.netloc:
         return f"loads {link} from outside" if loads and url.scheme != "data" else ""
@@ -124,7 +124,7 @@ def check_link(path: Path, link: str, loads: bool, pages: dict[Path, Page], find
     if target is None:
         return f"{link} does not exist"
     if url.fragment and target in pages and unquote(url.fragment) not in pages[target].ids:
-        return f"{link} names no anchor"
+        return f"{link}: the page has no such anchor"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What no option of Jupyter Book does: numbers by chapter, references as cited, and repairs of the built pages."""
+"""A Sphinx extension for features that Jupyter Book lacks: numbers by chapter, references, fixes of the pages."""
 
 import copy
 import html
@@ -30,7 +30,7 @@ BUNDLES = (
     "tex-svg*",
     "tex-chtml-*",
 )
-# What that bundle holds already, and inputs that no page has.
+# Parts that the bundle in use already contains, and input formats that no page uses.
 PARTS = (
     "input/tex.js",
     "input/tex-base.js",
@@ -43,34 +43,34 @@ PARTS = (
     "ui/menu.js",
     "adaptors/liteDOM.js",
 )
-# Of sphinx_proof and sphinx_exercise, sphinx-mathjax-offline, and myst_nb.
+# Handlers of sphinx_proof and sphinx_exercise, sphinx-mathjax-offline, and myst_nb.
 COPIED_LAST = {"copy_asset_files", "copy_mathjax_files", "add_global_html_resources"}
 PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param">.*</dd>\n)+)</dl>')
 NO_HEADER = re.compile(r"<th( class=\"head[^\"]*\")?>(?:<p></p>|\s*)</th>")
 UNUSED = [
-    "**/*.map",  # of the theme's scripts and styles
-    "scripts/fontawesome.js",  # its icons are letters of the web font: _templates/static/webpack-macros.html
-    "vendor/**/*.ttf",  # every browser of the last ten years takes the woff2 beside it
-    *(f"mathjax/{bundle}.js" for bundle in BUNDLES),  # one bundle is used, tex-chtml.js
+    "**/*.map",  # source maps of the theme's scripts and styles
+    "scripts/fontawesome.js",  # the pages take the icons from the web font: _templates/static/webpack-macros.html
+    "vendor/**/*.ttf",  # every browser of the last ten years uses the woff2 file instead
+    *(f"mathjax/{bundle}.js" for bundle in BUNDLES),  # only the bundle tex-chtml.js is used
     *(f"mathjax/{part}" for part in PARTS),
     "mathjax/sre/**/*",
 ]
 
 
 def drop_repeated_ids(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """sphinx-exercise and sphinx-proof give every box, and every proof, the same id; nothing refers to it."""
+    """Remove the repeated ids that sphinx-exercise and sphinx-proof give to every box and proof; no link uses them."""
     for box in [*doctree.findall(nodes.section), *doctree.findall(nodes.admonition)]:
         box["ids"] = [name for name in box["ids"] if name not in REPEATED]
 
 
 def link_pictures(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """A picture with a scale becomes a link to itself (html_scaled_image_link): a tap shows it as large as it is."""
+    """Give each picture a scale, so that Sphinx links the picture to its file (html_scaled_image_link)."""
     for picture in doctree.findall(nodes.image):
         picture["scale"] = 100
 
 
 def drop_scripts(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
-    """Thebe would fetch its code from another server; MathJax is for pages with formulas. Both are included always."""
+    """Drop two scripts: Thebe, which uses a server, and MathJax on pages without formulas."""
     unused = ["thebe"] + ["mathjax"] * ('class="math' not in context.get("body", ""))
     context["script_files"] = [
         script
@@ -80,14 +80,14 @@ def drop_scripts(app: Sphinx, page: str, template: str, context: dict, doctree: 
 
 
 def name_folds(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
-    """A folded cell is called what its line says ("Show the check"); an empty field heads no column of a table."""
+    """Give a folded cell's button its visible name ("Show the check"), and make empty table headers ordinary cells."""
     if "body" in context:
         body = context["body"].replace(' aria-label="Toggle hidden content"', "")
         context["body"] = NO_HEADER.sub(r"<td\1></td>", body)
 
 
 def list_parameters(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
-    """Sphinx breaks a long signature into a list of definitions without terms, which a screen reader cannot read."""
+    """Replace the definition lists without terms in long signatures, because screen readers cannot read such lists."""
 
     def lines(found: re.Match) -> str:
         spans = found[1].replace("<dd>", "<span>").replace("</dd>", "</span>")
@@ -98,7 +98,7 @@ def list_parameters(app: Sphinx, page: str, template: str, context: dict, doctre
 
 
 def name_arrows(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
-    """The sidebar's arrow that opens a page's parts is called by that page."""
+    """Name each arrow in the sidebar, for screen readers, by the page whose list the arrow opens."""
     make = context.get("generate_toctree_html")
 
     def named(*given, **options):
@@ -112,7 +112,7 @@ def name_arrows(app: Sphinx, page: str, template: str, context: dict, doctree: n
 
 
 def describe(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
-    """What a shared link shows: the page's first paragraph, and the book's picture where its address is known."""
+    """Add the metadata of a shared link: the page's first paragraph, and a picture if the book's address is known."""
     words = next((p.astext() for p in doctree.findall(nodes.paragraph)), "") if doctree else ""
     words = words or "Build a language model by hand, and know that each part is right."
     if len(words) > 200:
@@ -132,29 +132,29 @@ def describe(app: Sphinx, page: str, template: str, context: dict, doctree: node
         ]
         tags += [("property", "og:image", f"{base}_static/story.png")]
     found = "".join(f'\n<meta {kind}="{name}" content="{value}" />' for kind, name, value in tags)
-    if page == "404" and base:  # shown at any address: its links start from the book's
+    if page == "404" and base:  # this page is shown at any address, so its links need the book's address
         found = f'\n<base href="{html.escape(base)}" />{found}'
     context["metatags"] = context.get("metatags", "") + found
 
 
 def page_not_found(app: Sphinx) -> list[tuple[str, dict, str]]:
-    """404.html, which GitHub Pages and others show for an address that does not exist."""
+    """Make 404.html, which GitHub Pages and other hosts show for an address that does not exist."""
     body = (
         "<section><h1>There is no such page</h1><p>It may have been renamed. The chapters are listed at the side "
-        'and on <a href="book/intro.html">the first page</a>; <a href="search.html">search</a> finds a word in '
-        "all of them.</p></section>"
+        'and on <a href="book/intro.html">the first page</a>. <a href="search.html">The search</a> looks for a word '
+        "in all chapters.</p></section>"
     )
     return [("404", {"title": "There is no such page", "body": body}, "page.html")]
 
 
 def search_here(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
-    """The search page ranks and shows what it finds in its own way."""
+    """Add the book's own script for ranking and showing results to the search page."""
     if page == "search":
         app.add_js_file("search.js", priority=100)
 
 
 def drop_unused(app: Sphinx, exception: Exception | None) -> None:
-    """Half of the bytes that the theme and MathJax copy into the book are never asked for."""
+    """Delete files that no page loads, which are half of the bytes that the theme and MathJax copy into the book."""
     for pattern in UNUSED if exception is None else ():
         for path in Path(app.outdir, "_static").glob(pattern):
             if path.is_file():
@@ -162,25 +162,25 @@ def drop_unused(app: Sphinx, exception: Exception | None) -> None:
 
 
 def colour_cuda(app: Sphinx, doctree: nodes.document) -> None:
-    """A cell that begins with %%cuda holds C++; the first line, which does not, may not stop the lexer."""
+    """Highlight a cell that begins with %%cuda as CUDA C++, even though its first line is not C++."""
     for block in doctree.findall(nodes.literal_block):
         if block.astext().startswith("%%cuda"):
             block["language"], block["force"] = "cuda", True
 
 
 def read_for_sphinx(app: Sphinx, docname: str, content: list[str]) -> None:
-    """A notebook's text, without what it says to JupyterLab alone."""
+    """Remove the markup that only JupyterLab needs from a notebook."""
     if app.env.doc2path(docname).endswith(".ipynb"):
         content[0] = numbering.for_sphinx(content[0])
 
 
 def write_in_parallel(app: Sphinx, env: BuildEnvironment) -> None:
-    """Jupyter Book's command has no option for it; reading stays serial, for some extensions cannot do otherwise."""
+    """Let Sphinx write pages in parallel; Sphinx reads pages serially, because some extensions require it."""
     app.parallel = os.cpu_count() or 1
 
 
 def copy_first(app: Sphinx, env: BuildEnvironment) -> None:
-    """Styles and scripts that extensions copy last are there before a page is written, which carries their sums."""
+    """Copy the extensions' styles and scripts before the pages are written, since pages contain their checksums."""
     Path(app.outdir, "_static").mkdir(parents=True, exist_ok=True)
     for listener in list(app.events.listeners["build-finished"]):
         if listener.handler.__name__ in COPIED_LAST:
@@ -189,19 +189,19 @@ def copy_first(app: Sphinx, env: BuildEnvironment) -> None:
 
 
 def formula_name(renderer: SphinxRenderer) -> str:
-    """A name for an equation without a label; MyST's own is another in each build."""
+    """Name an equation that has no label; this name is the same in every build, unlike the name from MyST."""
     env = renderer.sphinx_env
     return f"{env.docname.replace('/', '-')}-{env.new_serialno('formula')}"
 
 
 def restore_numbers(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    """Give Sphinx the numbers that it gave last time, before it compares: else it writes every page anew."""
+    """Restore the numbers of the last build before Sphinx compares them; otherwise Sphinx writes all pages again."""
     env.toc_fignumbers = getattr(env, "numbers_through_the_book", env.toc_fignumbers)
     return []
 
 
 def write_again(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    """What no dependency tells: the references when a page cites more or less, all pages when one has another name."""
+    """Return pages to write again: the references if citations have changed, all pages if a title has changed."""
     names = {page: title.astext() for page, title in env.titles.items()}
     cited = {(ref.docname, *(t.key for t in ref.targets)) for ref in env.get_domain("cite").citation_refs}
     before = getattr(env, "names_written", names), getattr(env, "cited_written", cited)
@@ -238,5 +238,5 @@ def setup(app: Sphinx) -> dict:
         app.connect("html-page-context", change, priority=900)
     app.connect("build-finished", drop_unused, priority=900)
     sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))
-    # What was read with other tools is read again.
+    # After a change of the tools, all pages are read again.
     return {"env_version": zlib.crc32(sources), "parallel_read_safe": True, "parallel_write_safe": True}

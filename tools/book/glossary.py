@@ -1,8 +1,8 @@
-"""The glossary at work: letters to jump to, where each term is introduced, and its definition on hover or focus.
+"""A Sphinx extension for the glossary: links to letters, the chapter of each term, and definitions on hover or focus.
 
-A chapter's first link to a term gets an id, to which the glossary's "Introduced in" points. A page carries the
-definitions of its own terms in a <template>, so that they are there without a request, from a file too;
-`_static/glossary.js` shows them.
+A chapter's first link to a term gets an id, to which "Introduced in" in the glossary links. Each page contains the
+definitions of its terms in a <template>, so that a definition needs no request and also works on a page opened as a
+file. `_static/glossary.js` shows the definitions.
 """
 
 from pathlib import Path
@@ -18,12 +18,12 @@ LETTERS = "glossary-letters"
 
 
 def first_id(term: str) -> str:
-    """The id of a chapter's first link to this term."""
+    """Return the id of a chapter's first link to a term."""
     return nodes.make_id(f"first-{term}")
 
 
 def mark_first_links(app: Sphinx, doctree: nodes.document) -> None:
-    """Give the first link to each term an id."""
+    """Give an id to a page's first link to each term."""
     marked = set()
     for link in doctree.findall(addnodes.pending_xref):
         name = first_id(link["reftarget"]) if link.get("reftype") == "term" else None
@@ -33,7 +33,7 @@ def mark_first_links(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def items(doctree: nodes.document) -> dict[str, nodes.definition_list_item]:
-    """The entries of a page's glossary by the id of their term, in its order."""
+    """Return the entries of a page's glossary in order, by the ids of their terms."""
     found = {}
     for entry in doctree.findall(addnodes.glossary):
         for item in entry.findall(nodes.definition_list_item):
@@ -42,7 +42,7 @@ def items(doctree: nodes.document) -> dict[str, nodes.definition_list_item]:
 
 
 def finish_glossary(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """The letters above the glossary, and behind each definition the chapter that introduces the term."""
+    """Add the letters above the glossary, and after each definition the chapter that introduces the term."""
     entries = items(doctree)
     if not entries:
         return
@@ -65,7 +65,7 @@ def finish_glossary(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 
 def definitions(app: Sphinx) -> dict[str, str]:
-    """Each definition as HTML without links, by the id of its term; made once in a build."""
+    """Return each definition as HTML without links, by the id of its term; a build computes this once."""
     if not hasattr(app, "glossary_definitions"):
         pages = {page for *_, kind, page, _, _ in app.env.get_domain("std").get_objects() if kind == "term"}
         app.glossary_definitions = {}
@@ -80,7 +80,7 @@ def definitions(app: Sphinx) -> dict[str, str]:
 
 
 def add_definitions(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
-    """Put the definitions of the terms that a page links to at its end, where no reader and no search sees them."""
+    """Append the definitions of the terms that a page links to, hidden from readers and from the search."""
     names = {
         link.parent.get("refid") or link.parent["refuri"].rpartition("#")[2]
         for link in (doctree.findall(nodes.inline) if doctree else ())
@@ -90,19 +90,19 @@ def add_definitions(app: Sphinx, page: str, template: str, context: dict, doctre
     if found:
         shown = "".join(f'<div data-term="{name}">{html}</div>' for name, html in found.items())
         context["body"] += f'<template id="glossary-definitions">{shown}</template>'
-    if any('class="math' in html for html in found.values()):  # a page without a formula of its own
+    if any('class="math' in html for html in found.values()):  # the page itself may have no formula
         app.env.get_domain("math").data["has_equations"][page] = True
 
 
 def glossary_is_read(app: Sphinx, env: BuildEnvironment, added: set, changed: set, removed: set) -> set[str]:
-    """Another chapter may introduce a term now: the page is finished again whenever anything changed."""
+    """Read the glossary again after any change, because a different chapter may now introduce a term."""
     return {"book/glossary"} & env.found_docs if added | changed | removed else set()
 
 
 def setup(app: Sphinx) -> dict:
     app.connect("doctree-read", mark_first_links)
     app.connect("doctree-resolved", finish_glossary)
-    app.connect("html-page-context", add_definitions, priority=400)  # MathJax asks at 500 whether a page has formulas
+    app.connect("html-page-context", add_definitions, priority=400)  # at 500 MathJax looks for formulas in the page
     app.connect("env-get-outdated", glossary_is_read)
     app.add_css_file("glossary.css")
     app.add_js_file("glossary.js", loading_method="defer")

@@ -1,8 +1,9 @@
-"""What the instructor guide computes: a chapter's facts, wrong answers with what checks say, term plans, board plans.
+"""Compute parts of the instructor guide: a chapter's facts, wrong answers, course plans and board plans.
 
-Each function returns Markdown for the directive of its name (`tools/book/pages.py`). Nothing here is typed twice: hours
-come from `tools.notebooks.count`, needs and aims from the chapters' heads, sentences of checks from the stored outputs.
-A plan that puts a chapter before one that it needs, or a wrong answer that no check rejects, is a GuideError.
+Each function returns Markdown for the directive of the same name (`tools/book/pages.py`). All facts are read from the
+chapters: hours from `tools.notebooks.count`, prerequisites and aims from the chapters' headers, messages of checks from
+the stored outputs. A GuideError is raised if a plan puts a chapter before a chapter that it needs, or if a check does
+not reject a wrong answer that the guide lists.
 """
 
 import json
@@ -26,7 +27,7 @@ MISTAKE = "a real mistake"
 
 
 class GuideError(ValueError):
-    """What a page of the guide says and the book does not."""
+    """Raised if a page of the guide contradicts the book."""
 
 
 def link(chapter: Chapter, text: str | None = None) -> str:
@@ -34,17 +35,17 @@ def link(chapter: Chapter, text: str | None = None) -> str:
 
 
 def hours(amount: float) -> str:
-    """Whole and half hours: 1.5 -> "1½ h", with a space that breaks no line."""
+    """Format a number of hours or half hours with a no-break space: 1.5 -> "1½ h"."""
     whole, half = divmod(amount, 1)
     number = f"{whole:.0f}{'½' * bool(half)}" if whole or not half else "½"
     return f"{number}\N{NO-BREAK SPACE}h"
 
 
 def named(book: dict[str, Chapter], numbers: Iterable[str]) -> list[Chapter]:
-    """The chapters of these numbers. GuideError on one that the book does not have."""
+    """Return the chapters with these numbers. Raises GuideError if the book lacks one of these chapters."""
     numbers = list(numbers)
     if missing := [number for number in numbers if number not in book]:
-        raise GuideError(f"no chapter {', '.join(missing)}; the book has {', '.join(book)}")
+        raise GuideError(f"a chapter must be one of {', '.join(book)}, got {', '.join(missing)}")
     return [book[number] for number in numbers]
 
 
@@ -52,7 +53,7 @@ def named(book: dict[str, Chapter], numbers: Iterable[str]) -> list[Chapter]:
 
 
 def chapter(book: dict[str, Chapter], number: str) -> str:
-    """The facts of a chapter in four rows."""
+    """Return a table of a chapter's facts: aims, time, work, chapters needed, hardware."""
     (one,) = named(book, [number])
     page, whole = map(hours, one.length.hours)
     needs = ", ".join(link(other, other.number) for other in named(book, one.needs)) or "none"
@@ -78,7 +79,7 @@ def chapter(book: dict[str, Chapter], number: str) -> str:
 
 
 def rejected(path: Path) -> dict[str, list[str]]:
-    """The wrong answers that a chapter names, each with the sentences by which its checks reject it."""
+    """Return the wrong answers that a chapter's solutions name, each with the messages of the checks that reject it."""
     printed = "\n".join(
         "".join(output.get("text", ""))
         for cell in json.loads(path.read_text("utf-8"))["cells"]
@@ -92,33 +93,35 @@ def rejected(path: Path) -> dict[str, list[str]]:
 
 
 def errors(book: dict[str, Chapter], number: str, text: str, root: Path = ROOT) -> str:
-    """Wrong answers and what helps: each by its name in the solution, with what the check says of it.
+    """List a chapter's wrong answers, each with its name in the solution, the check's message, and a response.
 
-    text: a Markdown definition list, `name` and `: what to say`. "a real mistake" stands for the chapter's box of that
-    title. GuideError on a name that the chapter's outputs do not hold, or hold twice.
+    text: a Markdown definition list, `name` and `: response`. The name "a real mistake" means the chapter's box with
+    this title. Raises GuideError if a name does not occur exactly once in the chapter's outputs.
     """
     (one,) = named(book, [number])
     path = root / "notebooks" / f"{one.name}.ipynb"
     known, entries = rejected(path), list(ENTRY.finditer(text))
     if not entries or ENTRY.sub("", text).strip():
-        raise GuideError(f"{number}: expected lines `name` and `: response`, got {text[:60]!r}")
+        raise GuideError(f"{number}: mistakes must be lines `name` and `: response`, got {text[:60]!r}")
     lines = ["**Mistakes, and what to say.**", ""]
     for entry in entries:
         name, response = entry["name"].strip(), " ".join(entry["response"].split())
         if name == MISTAKE:
             if not BOX.search(path.read_text("utf-8")):
-                raise GuideError(f"{number} shows no real mistake")
+                raise GuideError(f"{number}: the chapter must have a box `A real mistake`, got none")
             lines.append(f"* **The chapter's real mistake.** {response}")
             continue
         said = known.get(name, [])
         if len(said) != 1:
-            raise GuideError(f"{number} rejects {len(said)} answers named {name!r}; it names {list(known)}")
+            raise GuideError(
+                f"{number}: a mistake must be named once in the solutions, which name {list(known)}, got {name!r}"
+            )
         lines.append(f"* **{name[0].upper()}{name[1:]}.** Check: “{literal(said[0])}”. {response}")
     return "\n".join(lines)
 
 
 def literal(said: str) -> str:
-    """A check's sentence as text: none of its signs are Markdown's."""
+    """Escape the characters of a check's message that have a meaning in Markdown."""
     return re.sub(r"([\\`*_{}\[\]<>$|#^~])", r"\\\1", said)
 
 
@@ -126,13 +129,13 @@ def literal(said: str) -> str:
 
 
 def plan(book: dict[str, Chapter], text: str, without: Iterable[str] = ()) -> str:
-    """A table of a course: a row for each line `when | chapters | what happens`, with hours and their sum.
+    """Return the table of a course plan: one row per line `when | chapters | what happens`, with hours and a total.
 
-    A line may name what is due: `when | chapters | due | what happens`, with labels of exercises (without `ex-`) and
-    papers (`paper-06`). Its hours are then those of the page and of these exercises.
-    without: chapters that others of the plan need and that it leaves out on purpose. GuideError on a chapter that is
-    unknown or comes twice, on a need that no row up to its own meets, on a `without` that nothing needs, and on work
-    that is unknown, comes twice or is due before its chapter.
+    A line may list work that is due: `when | chapters | due | what happens`, with labels of exercises (without `ex-`)
+    and of individual assignments (`paper-06`). The row's hours then include only these exercises.
+    without: chapters that the plan leaves out on purpose although others need them. Raises GuideError if a chapter is
+    unknown, occurs twice or comes before one that it needs; if nothing needs a chapter in `without`; or if work is
+    unknown, occurs twice or is due before its chapter.
     """
     lines = [[c.strip() for c in line.split("|")] for line in text.split("\n") if line.strip()]
     with_due = all(len(cells) == 4 for cells in lines)
@@ -142,16 +145,16 @@ def plan(book: dict[str, Chapter], text: str, without: Iterable[str] = ()) -> st
     seen, left_out, done, sums = [], set(), [], [0.0, 0.0]
     for cells in lines:
         if len(cells) != 3 + with_due:
-            raise GuideError(f"expected `when | chapters | what happens`, got {' | '.join(cells)!r}")
+            raise GuideError(f"a line must be `when | chapters | what happens`, got {' | '.join(cells)!r}")
         when, numbers, *due, what = cells
         group = named(book, numbers.split())
         for one in group:
             if one.number in seen:
-                raise GuideError(f"{one.number} stands twice in the plan")
+                raise GuideError(f"{when}: a chapter must occur once in a plan, got {one.number} again")
             seen.append(one.number)
         missing = {need for one in group for need in one.needs} - set(seen)
         if unmet := sorted(missing - set(without)):
-            raise GuideError(f"{when}: {numbers} needs {', '.join(unmet)} before it")
+            raise GuideError(f"{when}: {numbers} must come after {', '.join(unmet)}, which it needs")
         left_out |= missing
         amounts = [sum(one.length.hours[i] for one in group) for i in (0, 1)]
         if due:
@@ -160,37 +163,37 @@ def plan(book: dict[str, Chapter], text: str, without: Iterable[str] = ()) -> st
             told, minutes = _due(named(book, seen), work, when)
             amounts[1] = amounts[0] + -(-minutes // 30) / 2
             if len(set(done)) < len(done):
-                raise GuideError(f"{when}: {max(done, key=done.count)} is due twice")
+                raise GuideError(f"{when}: work must be due once, got {max(done, key=done.count)} again")
         sums = [old + new for old, new in zip(sums, amounts, strict=True)]
         page, whole = (hours(amount) if amount else "" for amount in amounts)
         when = when.replace(" ", "\N{NO-BREAK SPACE}")
         cells = [when, "<br>".join(map(link, group)), *([told] if due else []), page, whole, what]
         rows.append(f"| {' | '.join(cells)} |")
     if idle := sorted(set(without) - left_out):
-        raise GuideError(f"left out on purpose, and nothing needs it: {', '.join(idle)}")
+        raise GuideError(f"`without` must list only chapters that the plan needs, got {', '.join(idle)}")
     total = ["in all", f"{len(seen)} chapters", *([""] if with_due else []), *map(hours, sums), ""]
     rows.append(f"| {' | '.join(total)} |")
     return "\n".join(rows)
 
 
 def _due(group: list[Chapter], work: list[str], when: str) -> tuple[str, float]:
-    """What is due as Markdown, and the minutes of its exercises."""
+    """Return the work that is due as Markdown, and the minutes of its exercises."""
     told, minutes = [], 0.0
     exercises = {label: one for one in group for label in one.exercises}
     for name in work:
         if name.removeprefix("paper-") in {one.number for one in group} & set(PAPERS):
-            told.append(name.replace("-", " "))
+            told.append(name.replace("paper-", "assignment "))
         elif name in exercises:
             title, is_open = exercises[name].exercises[name]
             told.append(f"{{ref}}`{title} <ex-{name}>`")
             minutes += count.OPEN if is_open else count.EXERCISE
         else:
-            raise GuideError(f"{when}: {name} is no exercise or paper of a chapter up to there")
+            raise GuideError(f"{when}: work must be from a chapter up to this line, got {name}")
     return "<br>".join(told), minutes
 
 
 def needs(book: dict[str, Chapter]) -> str:
-    """A table of what each chapter needs and what needs it."""
+    """Return a table that lists, for each chapter, the chapters that it needs and the chapters that need it."""
     rows = ["| chapter | needs | is needed by |", "|:--|:--|:--|"]
     for one in book.values():
         before = ", ".join(link(other, other.number) for other in named(book, one.needs))
@@ -201,7 +204,7 @@ def needs(book: dict[str, Chapter]) -> str:
 
 # ---- Board plans
 
-STEPS, SESSION = 10, 90  # of a chapter; minutes
+STEPS, SESSION = 10, 90  # most steps of a board plan; minutes of a session
 HEADING = re.compile(r"^#{2,3} (.+)$", re.M)
 EQUATION = re.compile(r"^`{3,}\{math\}\n(?::[^\n]*\n)*(.*?)\n^`{3,}$", re.M | re.S)
 DERIVED = re.compile(r"\\begin\{align\*\}.*?\\end\{align\*\}", re.S)
@@ -212,7 +215,7 @@ AWAY = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 @dataclass
 class Step:
-    """What an instructor does between two headings: lines of Markdown for the board, for the screen, to ask."""
+    """A step of a board plan, one or more sections: Markdown to write on the board, to show, and to ask the class."""
 
     titles: list[str]
     minutes: float = 0.0
@@ -228,7 +231,7 @@ class Step:
 
 
 def steps(notebook: nbformat.NotebookNode) -> list[Step]:
-    """The chapter's page as at most ten steps, the shortest joined to the shorter of their neighbours."""
+    """Divide a chapter into at most ten steps, by joining the two neighbouring steps with the least total time."""
     found = [Step([])]
     for part, cell in count.parts(notebook):
         if part != "page":
@@ -254,7 +257,7 @@ def steps(notebook: nbformat.NotebookNode) -> list[Step]:
 
 
 def _fill(step: Step, text: str) -> None:
-    """Add to a step what a piece of its section's text holds."""
+    """Add to a step the equations, figures and questions in a piece of Markdown."""
     step.minutes += count.words(text) / 110 + 0.3 * len(count.FORMULA.findall(text))
     step.board += [body.strip().rstrip(".,; ") for body in EQUATION.findall(text)]
     step.derivations += len(DERIVED.findall(text))
@@ -265,7 +268,7 @@ def _fill(step: Step, text: str) -> None:
 
 
 def board(book: dict[str, Chapter], number: str, root: Path = ROOT) -> str:
-    """A folded box with a chapter's session at the board: a numbered list of steps with their minutes."""
+    """Return a folded box with the board plan of a chapter: a numbered list of steps with their minutes."""
     (one,) = named(book, [number])
     found = steps(nbformat.read(root / "notebooks" / f"{one.name}.ipynb", as_version=4))
     total, until = sum(step.minutes for step in found), 0.0
@@ -277,7 +280,7 @@ def board(book: dict[str, Chapter], number: str, root: Path = ROOT) -> str:
         told += [f"Show {', '.join(step.shown)}."] if step.shown else []
         told += [f"Ask: {' '.join(step.asked)}"] if step.asked else []
         told += [f"From the gaps: {', '.join(f'`{name}`' for name in step.gaps)}."] if step.gaps else []
-        told += ["Tell the real mistake."] if step.mistake else []
+        told += ["Show the real mistake."] if step.mistake else []
         texts = [body if body[0] == "{" else f"$$\n{body}\n$$" for body in step.board]
         texts = "\n\n".join([*texts, *filter(None, [" ".join(told)])])
         minutes = round(until * SESSION / total) - began

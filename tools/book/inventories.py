@@ -1,4 +1,4 @@
-"""Write the intersphinx inventories that link the book to Python's and NumPy's pages without a network.
+"""Write intersphinx inventories, so that the book can link to pages of Python and NumPy without a network.
 
 python tools/book/inventories.py    # after adding a name below
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "book" / "_inventories"
 
-# project: (version, [(role, page, names)]); $ in a page stands for the name
+# project: (version, [(role, page, names)]); in a page, $ is replaced by the name
 LINKS = {
     "numpy": (
         "2.4",
@@ -42,7 +42,7 @@ LINKS = {
 
 
 def inventory(project: str, version: str, links: list[tuple[str, str, str]]) -> bytes:
-    """The inventory in Sphinx's format, version 2."""
+    """Return the inventory of a project in version 2 of Sphinx's format."""
     header = (
         "# Sphinx inventory version 2\n"
         f"# Project: {project}\n"

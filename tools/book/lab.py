@@ -1,13 +1,13 @@
-"""Working copies of the notebooks, for JupyterLab: `make lab`.
+"""Make the reader's working copies of the notebooks for JupyterLab: `make lab`.
 
-    python -m tools.book.lab    # work/*.ipynb, renewed where nobody wrote into them
+    python -m tools.book.lab    # writes work/*.ipynb, and updates copies that the reader has not changed
 
-The folder work/ belongs to the reader, and git ignores it. A chapter whose cells are as they were given is renewed
-when the book has a newer one; a chapter that the reader has changed is never touched, and a line says that there is a
-newer one. What was given stands in work/.given.json, as a sum of each notebook's cells without their outputs.
+The folder work/ belongs to the reader, and git ignores it. If the book has a newer version of a chapter, an unchanged
+copy is updated. A copy that the reader has changed stays as it is, and a printed line announces the newer version.
+work/.given.json has a hash of the cells, without outputs, that each notebook had when the reader got it.
 
-JupyterLab knows nothing of the book's glossary, references and boxes. The copies say the same in what it knows: terms
-and citations are links into work/glossary.md and work/references.md, and each kind of box has a colour of its own.
+JupyterLab cannot show the book's glossary, references and boxes. In the copies, terms and citations are therefore links
+to work/glossary.md and work/references.md, and each kind of box gets one of JupyterLab's colours.
 """
 
 import hashlib
@@ -32,27 +32,27 @@ ROLE = re.compile(r"\{(?P<role>cite:[pt]|term|numref|ref|eq|prf:ref|py:\w+)\}`(?
 TERM = re.compile(r"^(?P<name>[^\s:`].*)\n((?:[ \t]+\S.*\n|\n(?=[ \t]))+)", re.M)
 
 
-# ---- What a copy says
+# ---- The text of a copy
 
 
 def slug(name: str) -> str:
-    """The anchor of a term."""
+    """Return the anchor of a term in work/glossary.md."""
     return "term-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def glossary(root: Path = ROOT) -> dict[str, str]:
-    """Each term with its definition, from the book's page."""
+    """Return the definition of each term in the book's glossary."""
     page = (root / "book" / "glossary.md").read_text("utf-8")
     return {m["name"].strip(): " ".join(m[2].split()) for m in TERM.finditer(page)}
 
 
 class Links:
-    """Turns the book's roles into links that JupyterLab can follow."""
+    """Convert the book's roles, such as {term}, to links that JupyterLab can follow."""
 
     def __init__(self, root: Path = ROOT):
         self.terms = glossary(root)
         self.entries = parse_file(str(root / "book" / "references.bib")).entries
-        self.labels = {}  # label: (file, what a reader calls it)
+        self.labels = {}  # label: (file, number or title that the link shows)
         for path in sorted((root / "notebooks").glob("*.ipynb")):
             notebook = json.loads(path.read_text("utf-8"))
             for label, number in numbering.in_jupyterlab(notebook).items():
@@ -62,7 +62,7 @@ class Links:
                     self.labels[label] = (path.name, title)
 
     def markdown(self, source: str, file: str) -> str:
-        """A Markdown cell of notebook `file` with links for roles, and with coloured boxes."""
+        """Return a Markdown cell of the notebook `file` with links instead of roles, and with coloured boxes."""
         source = re.sub(
             r"^:class: (predict|your-turn|mistake|borrowed)$",
             lambda m: f":class: {COLOURS[m[1]]}",
@@ -72,7 +72,7 @@ class Links:
         return ROLE.sub(lambda m: self.link(m["role"], m["text"], file) or m[0], source)
 
     def link(self, role: str, text: str, file: str) -> str | None:
-        """One role as a link; None where JupyterLab shows it right already."""
+        """Return a role as a link; None if JupyterLab shows the role correctly."""
         named = re.fullmatch(r"(.*\S)\s*<(.*)>", text, re.S)
         shown, target = named.groups() if named else (text, text)
         if role.startswith("cite"):
@@ -100,7 +100,7 @@ class Links:
 
 
 def copy_of(notebook: dict, file: str, links: Links) -> dict:
-    """The notebook as JupyterLab should show it."""
+    """Return a copy of a notebook for JupyterLab."""
     cells = [
         {**cell, "source": links.markdown(numbering.text(cell), file)} if cell["cell_type"] == "markdown" else cell
         for cell in notebook["cells"]
@@ -109,7 +109,7 @@ def copy_of(notebook: dict, file: str, links: Links) -> dict:
 
 
 def pages(links: Links) -> dict[str, str]:
-    """The pages that the copies link to."""
+    """Return the texts of the pages that the copies link to, by file name."""
     style, plain = (
         find_plugin("pybtex.style.formatting", "plain")(),
         find_plugin("pybtex.backends", "markdown")(),
@@ -129,17 +129,17 @@ def pages(links: Links) -> dict[str, str]:
     }
 
 
-# ---- Which copies are renewed
+# ---- Which copies are updated
 
 
 def content(notebook: dict) -> str:
-    """A sum of what a reader writes: the cells' kinds and texts; outputs come back by running."""
+    """Return a hash of the types and texts of a notebook's cells, without outputs, because a run restores them."""
     cells = [[cell["cell_type"], numbering.text(cell)] for cell in notebook["cells"]]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
 
 
 def renew(root: Path = ROOT, work: Path = WORK) -> list[str]:
-    """Bring the copies up to date; what the reader should know, a line each."""
+    """Update the copies, and return messages for the reader about the changes."""
     links = Links(root)
     work.mkdir(exist_ok=True)
     record = work / GIVEN
@@ -152,15 +152,15 @@ def renew(root: Path = ROOT, work: Path = WORK) -> list[str]:
             try:
                 mine = content(json.loads(there.read_text("utf-8")))
             except (ValueError, KeyError, TypeError):
-                mine = None  # half written, or no notebook: the reader's to decide
+                mine = None  # not a valid notebook: leave it to the reader
             if mine == new:
                 given[path.name] = new
                 continue
             if mine != old:
                 if new != old:
-                    said.append(f"work/{path.name}: yours is kept; the book has a newer one (rename yours to get it)")
+                    said.append(f"work/{path.name}: yours was kept; the book has a newer one (rename yours to get it)")
                 continue
-            said.append(f"work/{path.name}: renewed, you had not changed it")
+            said.append(f"work/{path.name}: updated, because you had not changed it")
         there.write_text(json.dumps(wanted, indent=1, ensure_ascii=False) + "\n", "utf-8")
         given[path.name] = new
     for name, text in pages(links).items():

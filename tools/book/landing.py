@@ -1,12 +1,14 @@
-"""What the first page says of the chapters, computed when it is built: hours, the map, and ways through the book.
+"""Compute parts of the first page when the book is built: hours, the map of the chapters, and reading paths.
 
-Directives `{book-parts}`, `{chapter-map}` and `{reading-paths}`, and the substitutions `chapters`, `hours` and
-`hours_with_exercises`. Titles and what a chapter needs come from its head, its question from README.md's table, its
-hours from `tools.notebooks.count`.
+The module defines the directives `{book-parts}`, `{chapter-map}` and `{reading-paths}`, and the substitutions
+`chapters`, `hours` and `hours_with_exercises`. A chapter's title and prerequisites come from its header, its question
+from book/chapters.toml, and its hours from `tools.notebooks.count`. `readme_table` makes the table of chapters that
+`tools.book.project` writes into README.md.
 """
 
 import html
-import re
+import math
+import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,35 +22,26 @@ from tools.book import pictures
 from tools.notebooks import heads
 
 ROOT = Path(__file__).resolve().parents[2]
-QUESTION = re.compile(r"^\| \[?([A\d]\d) [^|]+ \| (.+) \|$", re.M)
-
-# By the beginning of a part's caption in _toc.yml: what you have when you have read it, and a chapter's figure for it.
-GIVES = {
-    "I ": ("a tokenizer, a measure of prediction, and gradients that you can trust",
-           "01_bytes_and_pairs", "fig-bytes-tree"),
-    "II ": ("each layer of the model, forward and backward, and the whole of them checked",
-            "06_attention", "fig-attention-map"),
-    "III ": ("a trained model, what its curves say, and how it becomes fast and speaks",
-             "12_pretraining", "fig-pretraining-ladder"),
-    "IV ": ("what depth does, and what a model knows and uses, put to the test",
-            "18_what_the_model_knows", "fig-knows-penalty"),
-    "V ": ("a model that answers", "20_chat", "fig-chat-gradient"),
-    "VI ": ("kernels for a graphics card, which a processor runs and checks",
-            "26_tensor_cores", "fig-tensor-cores-swizzle"),
-    "VII ": ("text from elsewhere, cleaned, and a model of 116 million parameters that read it",
-             "32_116_million", "fig-million-run"),
-    "Appendix": ("how that checker works, and an optimiser that moves whole matrices",
-                 "A1_cpu_runtime", "fig-cpu-runtime-schedule"),
-}  # fmt: skip
+# By the beginning of a part's caption in _toc.yml: a chapter of it, and that chapter's figure for the part.
+FIGURES = {
+    "I": ("01_bytes_and_pairs", "fig-bytes-tree"),
+    "II": ("06_attention", "fig-attention-map"),
+    "III": ("12_pretraining", "fig-pretraining-ladder"),
+    "IV": ("18_what_the_model_knows", "fig-knows-penalty"),
+    "V": ("20_chat", "fig-chat-gradient"),
+    "VI": ("26_tensor_cores", "fig-tensor-cores-swizzle"),
+    "VII": ("32_116_million", "fig-million-run"),
+    "Appendix": ("A1_cpu_runtime", "fig-cpu-runtime-schedule"),
+}
 # name: (its chapters, what for)
 PATHS = {
-    "A weekend": ("00 04 06 12", "from a first guess to a trained model, with attention by hand"),
+    "A weekend": ("00 03 04 06 12", "from a first guess to a trained model, with attention by hand"),
     "On a laptop": (
-        "00 01 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 31 32 34",
-        "the whole model, no graphics card",
+        "00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 31 32 34",
+        "the whole model, without a GPU",
     ),
-    "Kernels": ("04 06 09 23 24 A1 25 26 27 28 29 30 33", "CUDA by hand, on graphics cards or without one"),
-    "A fast run": ("04 06 08 11 12 A2 A3 31 32", "from the optimiser to 116 million parameters"),
+    "Kernels": ("03 06 09 23 24 A1 25 26 27 28 29 30 33", "CUDA by hand, with or without a GPU"),
+    "A fast run": ("03 04 06 08 11 12 A2 A3 31 32", "from the optimiser to 116 million parameters"),
 }
 
 
@@ -58,48 +51,62 @@ class Chapter:
     title: str
     address: str  # from the first page
     question: str
+    your_model: str  # what the reader's model can do after it; "" while the chapter does not show it
     needs: tuple[str, ...]  # numbers of chapters
     hours: tuple[float, float]  # of the page, and with the exercises
 
 
 @cache
+def texts(root: Path = ROOT) -> dict:
+    """Read book/chapters.toml. Raises LookupError if a chapter has missing or unknown entries."""
+    found = tomllib.loads((root / "book/chapters.toml").read_text("utf-8"))
+    for number, entry in found["chapters"].items():
+        if entry.keys() != {"question", "your_model"}:
+            raise LookupError(f"book/chapters.toml: {number} must have question and your_model, got {list(entry)}")
+    return found
+
+
+@cache
 def parts(root: Path = ROOT) -> list[tuple[str, list[Chapter]]]:
-    """(caption, chapters) of each part. Raises LookupError on a chapter without a question or a row of needs."""
-    questions = dict(QUESTION.findall((root / "README.md").read_text()))
-    found = {}
-    for number, chapter in heads.chapters(root).items():
-        if number not in questions:
-            raise LookupError(f"{chapter.name}.ipynb: no question in README.md")
+    """Return (caption, chapters) of each part. Raises LookupError if book/chapters.toml and _toc.yml disagree."""
+    entries, chapters, found = texts(root)["chapters"], heads.chapters(root), {}
+    if different := entries.keys() ^ chapters.keys():
+        raise LookupError(f"book/chapters.toml must name the chapters of _toc.yml, but differs in {different}")
+    for number, chapter in chapters.items():
         address = f"../notebooks/{chapter.name}.html"
-        entry = Chapter(number, chapter.title, address, questions[number], tuple(chapter.needs), chapter.length.hours)
+        needs, hours = tuple(chapter.needs), chapter.length.hours
+        entry = Chapter(number, chapter.title, address, **entries[number], needs=needs, hours=hours)
         found.setdefault(chapter.part, []).append(entry)
     return list(found.items())
 
 
 def all_chapters(root: Path = ROOT) -> dict[str, Chapter]:
-    """By number."""
+    """Return the chapters by number."""
     return {chapter.number: chapter for _, chapters in parts(root) for chapter in chapters}
 
 
 def total(chapters: list[Chapter]) -> tuple[float, float]:
-    """Hours of the pages, and with their exercises."""
+    """Return the total hours of these chapters, without and with all exercises."""
     return sum(c.hours[0] for c in chapters), sum(c.hours[1] for c in chapters)
 
 
 def hours_text(hours: tuple[float, float]) -> str:
-    return f"{hours[0]:g} h, {hours[1]:g} with exercises"
+    """Format hours without decimals, such as "11–24 h": the hours without and with all exercises."""
+    low, high = (max(1, math.floor(amount + 0.5)) for amount in hours)
+    return f"{low} h" if low == high else f"{low}–{high} h"
 
 
 # ---- The parts
 
 
 def given(caption: str) -> tuple[str, str, str]:
-    """What a part gives; the chapter and the label of its figure."""
-    return next(found for start, found in GIVES.items() if caption.startswith(start))
+    """Return the result that the reader has after a part, and the chapter and the label of the part's figure."""
+    start = caption.split()[0]
+    return texts()["parts"][start], *FIGURES[start]
 
 
 def book_parts(root: Path = ROOT) -> str:
-    """A card for each part: a figure out of it, its hours and what it gives; it leads to the part's first chapter."""
+    """Return a box for each part: a figure, the hours, the reader's result, and a link to the first chapter."""
     cards = []
     for caption, chapters in parts(root):
         gives, chapter, figure = given(caption)
@@ -113,18 +120,33 @@ def book_parts(root: Path = ROOT) -> str:
 
 
 def copy_figures(app: Sphinx, exception: Exception | None) -> None:
-    """The figures of the cards, as the chapters' last runs drew them. Raises LookupError if a chapter lacks its one."""
+    """Copy the figures of the parts from the chapters' last runs. Raises LookupError if a chapter lacks its figure."""
     folder = Path(app.outdir, "_static", "parts")
     folder.mkdir(parents=True, exist_ok=True)
-    for chapter, label in (figure for _, *figure in GIVES.values()) if exception is None else ():
+    for chapter, label in FIGURES.values() if exception is None else ():
         (folder / f"{label}.png").write_bytes(pictures.picture(f"{chapter}.ipynb", label))
+
+
+# ---- README.md's table
+
+
+def readme_table(root: Path = ROOT) -> str:
+    """Return README.md's table, a row per part: chapters, the reader's result, and abilities of the reader's model."""
+    rows = ["| part | chapters | what you have after it | your model can |", "|:--|:--|:--|:--|"]
+    for caption, chapters in parts(root):
+        links = ", ".join(f"[{c.title}]({c.address.removeprefix('../').replace('.html', '.ipynb')})" for c in chapters)
+        can = "<br>".join(f"{c.number}: {c.your_model}" for c in chapters if c.your_model) or "not yet"
+        rows.append(f"| {' '.join(caption.split())} | {links} | {given(caption)[0]} | {can} |")
+    page, whole = total(list(all_chapters(root).values()))
+    hours = f"{len(all_chapters(root))} chapters, about {page:.0f} hours to read and {whole:.0f} with all exercises"
+    return "\n".join([*rows, "", f"{hours}: an estimate from their length, not measured.", ""])
 
 
 # ---- The map
 
 
 def chapter_map(root: Path = ROOT) -> str:
-    """A list of all chapters by part; at its side an arc leads from each chapter to those that need it."""
+    """Return a list of all chapters by part, with arcs from each chapter to the chapters that need it."""
     rows, row_of = [], {}
     for caption, chapters in parts(root):
         rows.append(
@@ -134,10 +156,12 @@ def chapter_map(root: Path = ROOT) -> str:
         for chapter in chapters:
             row_of[chapter.number] = len(rows)
             needs = f"; needs {', '.join(chapter.needs)}" if chapter.needs else ""
+            can = html.escape(chapter.your_model)
+            after = f'<br><span class="can">After this your model can {can}.</span>' if can else ""
             rows.append(
                 f'<li><a href="{chapter.address}">{html.escape(chapter.title)}</a>'
-                f'<span class="hours">{chapter.hours[1]:g} h</span>'
-                f'<span class="question">{html.escape(chapter.question)}</span>'
+                f'<span class="hours">{hours_text(chapter.hours)}</span>'
+                f'<span class="question">{html.escape(chapter.question)}{after}</span>'
                 f'<span class="visually-hidden">{needs}</span></li>'
             )
     arcs = "".join(
@@ -158,16 +182,16 @@ def y(row: int) -> float:
 
 
 def arc(above: int, below: int) -> str:
-    """From one row to another, the wider the farther."""
+    """Return an arc between two rows; the arc is wider if the rows are further apart."""
     reach = max(4, 100 - 18 * abs(below - above) ** 0.55)
     return f'<path d="M100 {y(above):g} C{reach:.0f} {y(above):g} {reach:.0f} {y(below):g} 100 {y(below):g}"/>'
 
 
-# ---- Ways through the book
+# ---- Paths through the book
 
 
 def reading_paths(root: Path = ROOT) -> str:
-    """A table of the ways, with their hours and links to their chapters."""
+    """Return a table of the reading paths, with the hours of each path and links to its chapters."""
     chapters = all_chapters(root)
     rows = []
     for name, (numbers, what) in PATHS.items():
@@ -176,7 +200,7 @@ def reading_paths(root: Path = ROOT) -> str:
         rows.append(
             f'<tr><th scope="row">{name}</th><td>{what}</td><td>{hours_text(total(way))}</td><td>{links}</td></tr>'
         )
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("way", "what for", "hours", "chapters"))
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("path", "what for", "hours", "chapters"))
     return (
         '<div class="pst-scrollable-table-container"><table class="table paths">'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
@@ -187,12 +211,12 @@ def reading_paths(root: Path = ROOT) -> str:
 
 
 def directive(make) -> type[Directive]:
-    """A directive without content that puts HTML where it stands."""
+    """Return a directive without content that inserts the HTML that `make` returns."""
 
     class Computed(Directive):
         def run(self) -> list[nodes.Node]:
             environment = self.state.document.settings.env
-            for path in [ROOT / "README.md", *(ROOT / "notebooks").glob("*.ipynb")]:
+            for path in [ROOT / "book/chapters.toml", *(ROOT / "notebooks").glob("*.ipynb")]:
                 environment.note_dependency(str(path))
             return [nodes.raw("", make(), format="html")]
 
@@ -200,13 +224,13 @@ def directive(make) -> type[Directive]:
 
 
 def substitute(app: Sphinx, config: Config) -> None:
-    """The numbers that the first page names."""
+    """Set the numbers of chapters and hours that the first page shows."""
     chapters = list(all_chapters().values())
     page, whole = total(chapters)
     config.myst_substitutions |= {
         "chapters": len(chapters),
-        "hours": f"{page:g}",
-        "hours_with_exercises": f"{whole:g}",
+        "hours": f"{page:.0f}",
+        "hours_with_exercises": f"{whole:.0f}",
     }
 
 

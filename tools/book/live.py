@@ -1,13 +1,13 @@
-"""The models that run in the book's own pages: what a page loads, and which pages do.
+"""Write the models that run in the book's pages, and add scripts to the pages that load them.
 
-An image of class `live-model`, `live-cuts` or `live-training` is what a reader without JavaScript sees; the script
-live/page.js puts an instrument in its place. This extension gives such a page the scripts, and writes
-`live/konigsberg.js` into the built book: the weights, the vocabulary and, for some stories, the probability of each
-next token under the grammar that wrote them. Where the package has an English model, `live/english.js` and its pieces
-`live/english-0.js` and so on, of PIECE bytes of weights each, hold that; a reader's click loads them one by one. What
-`live-training` loads is made by tools/book/training.py.
+A reader without JavaScript sees an image of class `live-model`, `live-cuts` or `live-training`; the script live/page.js
+replaces the image by an interactive demo. This extension adds the scripts to such a page, and writes
+`live/konigsberg.js` into the built book. This file has the weights, the vocabulary and, for some stories, the
+probability of each next token under the grammar that wrote them. If the package has an English model, its weights are
+in `live/english.js` and in parts `live/english-0.js` and so on, of PIECE bytes each, which load one by one after a
+reader's click. tools/book/training.py writes the file that `live-training` loads.
 
-    python -m tools.book.live _build/konigsberg.js    # those files alone
+    python -m tools.book.live _build/konigsberg.js    # only the models' files
 """
 
 import base64
@@ -43,7 +43,7 @@ STORIES = [("errand", 8), *((kind, seed) for seed in (7001, 7002, 7003) for kind
 
 
 def story_for_page(kind: str, seed: int, tokenizer: Tokenizer) -> dict:
-    """A story's ids, and before each and behind the last what the source says: [id, probability, ...], likely first."""
+    """Return a story's ids and the source's next-token distribution at each position: [id, probability, ...]."""
     ids, rows = town.next_tokens(konigsberg.sample(seed, kind).text, tokenizer)
     likely_first = [sorted(row.items(), key=lambda item: (-item[1], item[0])) for row in rows]
     return {
@@ -54,7 +54,7 @@ def story_for_page(kind: str, seed: int, tokenizer: Tokenizer) -> dict:
 
 
 def places(ids: list[int], model: GPT, tokenizer: Tokenizer) -> dict[str, int]:
-    """Chapter 14's two places of a story: a fact of which the model is sure to about 0.9, the least sure free token."""
+    """Return chapter 14's positions in a story: a fact with confidence near 0.9, and the most uncertain free token."""
     text = tokenizer.decode(ids)
     truth = konigsberg.token_truth(text, [len(tokenizer.token_bytes[token]) for token in ids])
     with threadpool_limits(1, user_api="blas"):  # a build has other work for the other cores
@@ -68,7 +68,7 @@ def places(ids: list[int], model: GPT, tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def tokenizer_for_page(tokenizer: Tokenizer) -> dict:
-    """What `NanoEuler.Tokenizer` is made of."""
+    """Return the data from which live/model.js makes a `NanoEuler.Tokenizer`."""
     return {
         "byteOrder": list(tokenizer.byte_order),
         "merges": [list(pair) for pair in tokenizer.merges],
@@ -77,9 +77,9 @@ def tokenizer_for_page(tokenizer: Tokenizer) -> dict:
 
 
 def page_data(name: str = MODEL, english: dict | None = None) -> dict:
-    """What `NanoEuler.unpack` in live/model.js reads; of the heads only the first, the others guess further ahead.
+    """Return the data for `NanoEuler.unpack` in live/model.js, with only the head that predicts the next token.
 
-    english: what the page says of the English model before it is loaded, None if there is none.
+    english: facts about the English model for a page that has not loaded it yet; None if there is no such model.
     """
     model, tokenizer = load_pretrained(name)
     arrays = dict(model.params) | {"heads": model.params["heads"][:, : model.config.vocab_size]}
@@ -99,13 +99,13 @@ def page_data(name: str = MODEL, english: dict | None = None) -> dict:
 
 
 def english_data(folder: Path) -> tuple[dict, bytes]:
-    """What `NanoEuler.unpackBytes` in live/model.js reads, and the whole numbers of the weights that its parts hold."""
+    """Return the data for `NanoEuler.unpackBytes` in live/model.js, and the integer weights, to be split into parts."""
     model, tokenizer = load_pretrained(folder.name)
     stored = load_file(folder / "model.safetensors")
     tensors, floats, weights = [], [], []
     heads, kind = model.config.predict, stored["heads"].dtype
     if (heads, kind) != (1, np.int8):
-        raise NanoEulerError(f"{folder}: has {heads} heads of {kind}, expected 1 of int8: the page reads no other")
+        raise NanoEulerError(f"{folder}: must have 1 head of int8, which the page can read, got {heads} of {kind}")
     for name, array in model.params.items():
         tensors.append((name, *([0, *array.shape][-2:])))
         floats.append(stored.get(f"{name}{int8.SCALE}", stored[name]).astype("<f4").tobytes())
@@ -121,11 +121,10 @@ def english_data(folder: Path) -> tuple[dict, bytes]:
 
 
 def write_english(folder: Path) -> dict | None:
-    """Write the English model's files beside the other's, unless they are there.
+    """Write the English model's files into `folder`, unless they are up to date.
 
-    Returns the number of its parts, bytes in all, what it has read and under which licence.
-
-    Where the package has no such model, nothing is left there, and the result is None.
+    Returns the number of parts, the total bytes, and the source and licence of the training text. If the package has no
+    English model, old files are deleted, and the result is None.
     """
     if not (PRETRAINED / ENGLISH / "checkpoint.json").is_file():
         for file in folder.glob("english*.js"):
@@ -145,10 +144,11 @@ def write_english(folder: Path) -> dict | None:
 
 
 def digest(maker: Path) -> str:
-    """Changes with all that a file is made from; maker: the module that makes it."""
+    """Return a hash of all sources of a file. maker: the module that makes the file."""
     made_from = [
         *sorted((PRETRAINED / MODEL).iterdir()),
         *sorted((PRETRAINED / ENGLISH).glob("*")),
+        ROOT / "data/results/live_training.json",
         *sorted(Path(konigsberg.__file__).parent.glob("*.*")),
         *{Path(__file__), maker},
     ]
@@ -156,7 +156,7 @@ def digest(maker: Path) -> str:
 
 
 def write_if_new(path: Path, name: str, what: str, maker: Path, make: Callable[[], dict]) -> bool:
-    """Write `NanoEuler.name = ...` unless it is there already; whether it was written."""
+    """Write a file with `NanoEuler.name = ...` unless it is up to date; return whether the file was written."""
     head = f"// {what}, by tools/book/{maker.name}. {digest(maker)}\n"
     if path.exists() and path.open().readline() == head:
         return False
@@ -166,7 +166,7 @@ def write_if_new(path: Path, name: str, what: str, maker: Path, make: Callable[[
 
 
 def write_script(path: Path) -> bool:
-    """Write the model's file, and the English one's, unless they are there; whether the first was written."""
+    """Write the files of both models unless they are up to date; return whether the first model's file was written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     english = write_english(path.parent)
     made = lambda: page_data(english=english)
@@ -177,7 +177,7 @@ def write_script(path: Path) -> bool:
 
 
 def add_scripts(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
-    """The page with an instrument gets what it needs, others nothing; the weights come when a reader looks at it."""
+    """Add the style and scripts of the demos to pages that have a demo; the scripts load the weights when needed."""
     if doctree and any(CLASSES & set(image["classes"]) for image in doctree.findall(nodes.image)):
         app.add_css_file("live/page.css")
         for script in ("live/model.js", "live/page.js"):

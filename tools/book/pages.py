@@ -1,7 +1,7 @@
-"""The directives of computed pages: of the instructor guide (`guide.py`) and the status page (`status.py`).
+"""Sphinx directives for the computed parts of the instructor guide (`guide.py`) and the status page (`status.py`).
 
-Each turns into Markdown, which is read in its place. A page that uses one is read anew when what it is computed from
-changed.
+Each directive is replaced by Markdown. Sphinx reads a page with such a directive again when the sources of this
+Markdown change.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ from tools.notebooks.heads import ROOT
 
 
 class Computed(SphinxDirective):
-    """A directive whose content is Markdown that `markdown` returns; its GuideError is the build's error."""
+    """A directive that is replaced by the Markdown from its method `markdown`; a GuideError fails the build."""
 
     has_content = True
 
@@ -54,7 +54,7 @@ class Errors(Computed):
 
 
 class Plan(Computed):
-    option_spec = {"without": str.split}  # noqa: RUF012  (docutils' way)
+    option_spec = {"without": str.split}  # noqa: RUF012  (docutils requires it)
 
     def markdown(self) -> str:
         return guide.plan(heads.chapters(), "\n".join(self.content), self.options.get("without", ()))
@@ -87,7 +87,7 @@ class Citation(Computed):
 
 
 def bibtex(path: Path, url: str = "") -> str:
-    """CITATION.cff's preferred citation as BibTeX; with the address of the book where one is configured."""
+    """Return the preferred citation of CITATION.cff as BibTeX, with the book's address if there is one."""
     book = yaml.safe_load(path.read_text("utf-8"))["preferred-citation"]
     authors = " and ".join(f"{{{author['name']}}}" for author in book["authors"])
     fields = {
@@ -102,7 +102,7 @@ def bibtex(path: Path, url: str = "") -> str:
 
 
 def changes_without_a_source(app: Sphinx, env, added: set, changed: set, removed: set) -> set[str]:
-    """The status page tells of commits and versions, which no file of its own records."""
+    """Return the status page if the commit or the versions have changed, because Sphinx does not notice this change."""
     before, env.build_told = getattr(env, "build_told", None), status.build()
     return {"book/status"} & env.found_docs if before != env.build_told else set()
 

@@ -1,11 +1,11 @@
-"""The whole book as one PDF, printed by Chromium from the built pages: `make pdf`.
+"""Print the built pages of the book to one PDF with Chromium: `make pdf`.
 
     python -m tools.book.pdf _build/html _build/nanoeuler.pdf
 
-The articles of all pages stand in one page, in the order of _toc.yml, their anchors told apart by the page's name, so
-that a link from chapter to chapter is one within the PDF. Chromium makes the outline from the headings, and numbers the
-pages (custom.css); it cannot say in the contents on which page a chapter begins, and joins the words of a heading where
-its line ends: `finish` mends both.
+All pages are joined into one, in the order of _toc.yml. Each anchor gets the name of its page as a prefix, so that
+links between chapters become links within the PDF. Chromium makes the outline from the headings, and numbers the pages
+(custom.css). But Chromium cannot write page numbers into the contents, and it joins the words of a heading at a line
+break; `finish` corrects both faults.
 """
 
 import os
@@ -22,13 +22,14 @@ from bs4 import BeautifulSoup
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SECONDS = 3600
-CONTENTS = "contents"  # the anchor
+CONTENTS = "contents"  # anchor of the contents
 MARGIN, SIZE, DIGIT = (
     42.5,
     9,
     0.556,
-)  # points right of the text, of the numbers' letters; a digit's width in letters
-# A formula wider than the paper would shrink all pages. All are measured before one changes: each change lays out anew.
+)  # right margin and font size of the page numbers in points; width of a digit relative to the font size
+# A formula wider than the paper would shrink all pages, so wide formulas get a smaller font. All formulas are measured
+# before the first one is changed, because each change makes the browser lay out the page again.
 FIT = """
 addEventListener("load", () => MathJax.startup.promise.then(() => {
   const letters = parseFloat(getComputedStyle(document.querySelector(".bd-article")).fontSize);
@@ -42,35 +43,35 @@ addEventListener("load", () => MathJax.startup.promise.then(() => {
     if (shares[i] < 1) formula.style.fontSize = `${shares[i] * parseFloat(formula.style.fontSize || "100")}%`;
   });
 }));
-""".replace("PRINTED", "13.33").replace("WIDTH", "600")  # pixels: the letters and the column of custom.css on paper
+""".replace("PRINTED", "13.33").replace("WIDTH", "600")  # pixels: font size and column width on paper, from custom.css
 
 
 def chromium() -> str | None:
-    """The browser's program: NANOEULER_CHROMIUM names it, else the first of the usual names."""
+    """Return the path of Chromium: the program in NANOEULER_CHROMIUM, or the first in NAMES; None if none exists."""
     names = filter(None, (os.environ.get("NANOEULER_CHROMIUM"), *NAMES))
     return next((found for name in names if (found := shutil.which(name))), None)
 
 
 def pages(toc: Path = ROOT / "_toc.yml") -> list[str]:
-    """The pages in the order of the book."""
+    """Return the names of all pages in the order of the book."""
     book = yaml.safe_load(toc.read_text("utf-8"))
     parts = book.get("parts", [book])
     return [book["root"], *(chapter["file"] for part in parts for chapter in part["chapters"])]
 
 
 def parts(toc: Path = ROOT / "_toc.yml") -> dict[str, str]:
-    """The caption of each part by its first page."""
+    """Return the caption of each part, by the name of its first page."""
     book = yaml.safe_load(toc.read_text("utf-8"))
     return {part["chapters"][0]["file"]: part["caption"] for part in book.get("parts", [])}
 
 
 def anchor(page: str, name: str = "") -> str:
-    """What an anchor of a page is called in the whole book."""
+    """Return the name in the joined page of a page's anchor."""
     return "--".join(filter(None, (page.replace("/", "-"), name)))
 
 
 def article(site: Path, page: str, all_pages: list[str]):
-    """A page's article with its anchors and links as they are in the whole book, and with its folds open."""
+    """Return the article of a page, with anchors and links for the joined page, and with all folds open."""
     soup = BeautifulSoup((site / f"{page}.html").read_text("utf-8"), "html.parser")
     found = soup.select_one("article.bd-article")
     for tag in found.select("[id]"):
@@ -82,7 +83,7 @@ def article(site: Path, page: str, all_pages: list[str]):
         if not url.scheme and target in all_pages:
             link["href"] = f"#{anchor(target, url.fragment)}"
         elif not url.scheme:
-            del link["href"]  # a file of the site, or a page that is not printed
+            del link["href"]  # a link to a file, or to a page that is not printed
     for fold in found.select("details"):
         fold["open"] = ""
     found["id"] = anchor(page)
@@ -90,12 +91,12 @@ def article(site: Path, page: str, all_pages: list[str]):
 
 
 def mathjax(soup: BeautifulSoup) -> list:
-    """A page's scripts for formulas: MathJax, and before it the settings that say where it looks for them."""
+    """Return a page's scripts for formulas: the settings of MathJax, and MathJax itself."""
     return [s for s in soup.select("script") if "mathjax" in s.get("src", "") or "window.MathJax" in s.text]
 
 
 def entry(heading, name: str) -> str:
-    """A line of the contents: a heading's words, leading to the anchor of that name."""
+    """Return a line of the table of contents, which links a heading's words to the anchor `name`."""
     words = BeautifulSoup(heading.decode_contents(), "html.parser")
     for tag in words.select("a, [id]"):
         tag.extract() if "headerlink" in tag.get("class", "") else tag.attrs.clear()
@@ -103,7 +104,7 @@ def entry(heading, name: str) -> str:
 
 
 def contents(articles: list, captions: dict[str, str]) -> str:
-    """The contents: parts, their pages, and the sections of each. captions: of a part, by its first page's anchor."""
+    """Return the table of contents. captions: the caption of each part, by the anchor of the part's first page."""
     lines = []
     for found in articles:
         if caption := captions.get(found["id"]):
@@ -112,13 +113,13 @@ def contents(articles: list, captions: dict[str, str]) -> str:
         named = [entry(h, h.parent["id"]) for h in sections if h.parent.get("id")]
         lines.append(f'<p class="page">{entry(found.h1, found["id"])}</p>')
         lines.append("".join(f'<p class="part">{line}</p>' for line in named))
-    # It links to itself: Chromium names the places alone that something leads to.
+    # The heading links to itself, because Chromium names only the places that a link leads to.
     head = f'<h1><a href="#{CONTENTS}">Contents</a></h1>'
     return f'<article class="bd-article" id="{CONTENTS}">{head}{"".join(lines)}</article>'
 
 
 def whole(site: Path, all_pages: list[str], captions: dict[str, str] | None = None) -> str:
-    """All articles in the frame of the first page, the contents behind the first. captions: of parts, as `parts`."""
+    """Join all articles in the HTML of the first page, with the contents after the first. captions: see `parts`."""
     soup = BeautifulSoup((site / f"{all_pages[0]}.html").read_text("utf-8"), "html.parser")
     frame = soup.select_one("article.bd-article")
     articles = [article(site, page, all_pages) for page in all_pages]
@@ -129,11 +130,11 @@ def whole(site: Path, all_pages: list[str], captions: dict[str, str] | None = No
     frame.decompose()
     soup.title.string = "NanoEuler"
     for script in soup.select('script[src*="book.js"]'):
-        script.decompose()  # it fits each formula to a screen: a thousand pages would be laid out for each anew
+        script.decompose()  # it fits formulas to the screen, with a new layout of a thousand pages for each formula
     fit = soup.new_tag("script")
     fit.string = FIT
     soup.head.append(fit)
-    for page in all_pages:  # the first page may have no formula, and then no MathJax
+    for page in all_pages:  # if the first page has no formula, it has no MathJax
         if not mathjax(soup):
             soup.head.extend(mathjax(BeautifulSoup((site / f"{page}.html").read_text("utf-8"), "html.parser")))
     return str(soup)
@@ -142,8 +143,8 @@ def whole(site: Path, all_pages: list[str], captions: dict[str, str] | None = No
 def browse(
     site: Path, all_pages: list[str], *options: str, captions: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess:
-    """Run Chromium with `options` on the whole book's page, its formulas typeset."""
-    page = site / posixpath.dirname(all_pages[0]) / "_whole.html"  # beside the others: their addresses hold
+    """Run Chromium with `options` on the joined page, after MathJax has typeset the formulas."""
+    page = site / posixpath.dirname(all_pages[0]) / "_whole.html"  # in this folder, relative addresses stay valid
     page.write_text(whole(site, all_pages, captions), "utf-8")
     command = [chromium(), "--headless", "--disable-gpu", "--virtual-time-budget=1000000", *options]
     command += ["--no-sandbox"] * (os.geteuid() == 0) + [page.resolve().as_uri()]
@@ -154,7 +155,7 @@ def browse(
 
 
 def headings(site: Path, all_pages: list[str]) -> dict[str, str]:
-    """The headings of the pages by their letters without spaces."""
+    """Return the headings of the pages; a heading's key is its text without spaces."""
     found = {}
     for page in all_pages:
         soup = BeautifulSoup((site / f"{page}.html").read_text("utf-8"), "html.parser")
@@ -165,8 +166,8 @@ def headings(site: Path, all_pages: list[str]) -> dict[str, str]:
 
 
 def finish(target: Path, titles: dict[str, str]) -> int:
-    """Number the lines of the contents, space the outline's titles, name the file, pack it; how many pages it has."""
-    import pikepdf  # of the extra pdf; whoever looks for a browser alone needs none
+    """Add page numbers to the contents, fix spaces in the outline, compress the file; return the number of pages."""
+    import pikepdf  # from the extra `pdf`; other users of this module do not need it
 
     NAME = pikepdf.Name
     with pikepdf.open(target, allow_overwriting_input=True) as book:
@@ -191,7 +192,7 @@ def finish(target: Path, titles: dict[str, str]) -> int:
 
 
 def space(entry, titles: dict[str, str]) -> None:
-    """Give the entries of an outline below one their titles as the pages have them."""
+    """Replace the titles of all entries below an entry of the outline by the headings of the pages."""
     below = entry.get("/First") if entry is not None else None
     while below is not None:
         title = str(below.Title)
@@ -201,7 +202,7 @@ def space(entry, titles: dict[str, str]) -> None:
 
 
 def linked(book, page, numbers: dict) -> dict[str, tuple[int, float]]:
-    """Of each destination that a page links to: its page's number, and where the link's last line stands."""
+    """Return, for each destination that a page links to, the page number and the height of the link's last line."""
     found = {}
     for link in page.get("/Annots", []):
         if number := page_of(book, link.get("/Dest"), numbers):
@@ -211,17 +212,17 @@ def linked(book, page, numbers: dict) -> dict[str, tuple[int, float]]:
 
 
 def page_of(book, name, numbers: dict) -> int:
-    """The number of the page where a named destination stands; 0 if it is none."""
+    """Return the page number of a named destination, 0 if there is no such destination."""
     place = book.Root.get("/Dests", {}).get(f"/{str(name).removeprefix('/')}") if name is not None else None
     return numbers.get(place[0].objgen, 0) if place is not None else 0
 
 
 def make(site: Path, target: Path, toc: Path = ROOT / "_toc.yml") -> None:
-    """Print the book of `site` to `target`."""
+    """Print the built book in `site` to the PDF file `target`."""
     if chromium() is None:
         sys.exit(
-            f"a PDF needs Chromium or Chrome, and none of {', '.join(NAMES)} is there: "
-            "install one, or name its program in NANOEULER_CHROMIUM"
+            f"make pdf needs Chromium or Chrome, and none of {', '.join(NAMES)} was found: "
+            "install one, or set NANOEULER_CHROMIUM to its path"
         )
     all_pages = pages(toc)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -235,7 +236,7 @@ def make(site: Path, target: Path, toc: Path = ROOT / "_toc.yml") -> None:
         captions=parts(toc),
     )
     if printed.returncode or not target.exists():
-        sys.exit(f"{chromium()} made no PDF:\n{printed.stderr[-2000:]}")
+        sys.exit(f"{chromium()} wrote no PDF:\n{printed.stderr[-2000:]}")
     sheets = finish(target, headings(site, all_pages))
     print(f"{target}: {sheets} pages, {target.stat().st_size / 1e6:.1f} MB")
 

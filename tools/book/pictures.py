@@ -1,4 +1,4 @@
-"""Copy figures of the chapters to where the landing page and README.md show them.
+"""Copy figures of chapters to book/_static, from which the landing page and README.md load them.
 
 python -m tools.book.pictures    # after a chapter was executed
 """
@@ -13,34 +13,34 @@ from tools.notebooks import numbering
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# file in book/_static: (notebook, name of the figure)
+# file in book/_static: (notebook, label of the figure)
 PICTURES = {"story.png": ("00_start_here.ipynb", "fig-start-surprise")}
 
 
 def drawn(notebook: str, figure: str) -> nbformat.NotebookNode:
-    """The cell that draws a notebook's figure. Raises LookupError if there is none of that name."""
+    """Return the cell that draws a notebook's figure. Raises LookupError if the notebook has no such figure."""
     cells = nbformat.read(ROOT / "notebooks" / notebook, as_version=4).cells
     for cell, below in itertools.pairwise(cells):
         if (caption := numbering.CAPTION.match(below.source)) and caption["name"] == figure:
             return cell
-    raise LookupError(f"{notebook} has no figure {figure}")
+    raise LookupError(f"{notebook}: no figure {figure}")
 
 
 def picture(notebook: str, figure: str) -> bytes:
-    """The PNG of a notebook's figure. Raises LookupError if there is none of that name."""
+    """Return the PNG of a notebook's figure. Raises LookupError if the notebook has no such figure or has not run."""
     for output in drawn(notebook, figure).outputs:
         if "image/png" in output.get("data", {}):
             return base64.b64decode(output.data["image/png"])
-    raise LookupError(f"{notebook} has not been run: figure {figure} is not drawn")
+    raise LookupError(f"{notebook} must be run first: figure {figure} has not been drawn")
 
 
 def described(notebook: str, figure: str) -> str:
-    """What a notebook's figure shows, for those who cannot see it. Raises LookupError if there is none of that name."""
+    """Return the alt text of a notebook's figure. Raises LookupError if the notebook has no such figure."""
     return drawn(notebook, figure).metadata["mystnb"]["image"]["alt"]
 
 
 def stale() -> list[str]:
-    """The files in book/_static that are not the notebooks' figures."""
+    """Return the names of the files in book/_static that differ from the notebooks' figures."""
     folder = ROOT / "book" / "_static"
     return [
         name

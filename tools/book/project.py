@@ -1,12 +1,13 @@
-"""Where the project lives (project.toml): buttons on the pages, the head of README.md, and chapters that run.
+"""Write the project's addresses (project.toml) into the pages, README.md and the chapters' first code cell.
 
-    python -m tools.book.project            # are README.md and the chapters up to date? exit status 1 if not
-    python -m tools.book.project --write    # write their parts anew
+    python -m tools.book.project            # check README.md and the chapters; exit status 1 if outdated
+    python -m tools.book.project --write    # update them; also README.md's table of chapters (landing.py)
 
-As an extension of Sphinx: with a repository, chapters get buttons for their source, a new issue and a launch; with the
-book's address, its pages know their own. NANOEULER_REPOSITORY and NANOEULER_BOOK in the environment fill in what the
-file leaves empty. Each chapter's first cell of code says what to do where the library is missing, and with a repository
-it does it; the stored results come with the library. So a chapter runs where it is downloaded to, and in Colab.
+As a Sphinx extension: if there is a repository, chapters get buttons for their source, a new issue and a launch; if the
+book's address is known, the pages contain their own addresses. The environment variables NANOEULER_REPOSITORY and
+NANOEULER_BOOK set addresses that the file leaves empty. The first code cell of each chapter looks for the library,
+which includes the stored results. If the library is missing, the cell installs it from the repository, or explains what
+to do if there is no repository. So a chapter runs in any folder, and in Colab.
 """
 
 import argparse
@@ -22,16 +23,18 @@ import nbformat
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
+from tools.book import landing
+
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = {
     "binder": {"binderhub_url": "https://mybinder.org", "notebook_interface": "jupyterlab"},
     "colab": {"colab_url": "https://colab.research.google.com"},
 }
-PART = re.compile(r"(<!-- from project.toml -->\n).*?(<!-- end -->)", re.S)
+PART = re.compile(r"(<!-- from (\S+) -->\n).*?(<!-- end -->)", re.S)
 
-LIBRARY = "fetch-the-library"  # the id of the cell
+LIBRARY = "fetch-the-library"  # id of the cell
 FETCH = """\
-# Finds the book's library and, with it, the stored results; says or does what is needed where it is missing.
+# Find the book's library, which includes the stored results; if it is missing, install it or say how.
 import importlib.util
 {imports}
 if importlib.util.find_spec("nanoeuler_lib") is None:
@@ -43,14 +46,14 @@ _clone = ["git", "clone", "--quiet", "--depth", "1", "--branch", "{branch}"]
     sys.path.insert(0, os.path.abspath("nanoeuler"))"""
 REFUSE = """\
 raise SystemExit(
-        "no nanoeuler_lib here: type make lab in the book's folder, then put this file "
-        "into its folder work and open it there"
+        "nanoeuler_lib was not found: type make lab in the book's folder, move this file "
+        "into its folder work, and open it there"
     )"""
 
 
 @dataclass(frozen=True)
 class Project:
-    """Addresses, "" where there is none yet. Raises ValueError on one that is no address, or an unknown launcher."""
+    """The project's addresses, "" if unknown. Raises ValueError for an invalid address or an unknown launcher."""
 
     repository: str = ""
     book: str = ""
@@ -61,23 +64,23 @@ class Project:
         for name in ("repository", "book"):
             url = getattr(self, name)
             if url and not re.fullmatch(r"https://[\w.-]+(/[\w.-]+)*/?", url):
-                raise ValueError(f"{name} is {url!r}, expected an address that begins with https://, or nothing")
+                raise ValueError(f"{name} must be an address that begins with https://, or empty, got {url!r}")
             object.__setattr__(self, name, url.rstrip("/"))
         for name in self.launch:
             if name not in LAUNCHERS:
-                raise ValueError(f"launch has {name!r}, expected some of {', '.join(LAUNCHERS)}")
+                raise ValueError(f"launch must have only {', '.join(LAUNCHERS)}, got {name!r}")
 
     @property
     def issues(self) -> str:
-        """Where a reader reports a mistake."""
+        """Return the address at which readers report mistakes, "" if unknown."""
         return self.repository and f"{self.repository}/issues"
 
 
 def load(path: Path = ROOT / "project.toml", environment: Mapping[str, str] = os.environ) -> Project:
-    """The project as file and environment say. Raises ValueError on an unknown entry, too."""
+    """Read the project from the file and the environment. Raises ValueError for an invalid or unknown entry."""
     entries = tomllib.loads(path.read_text())
     if unknown := entries.keys() - Project.__annotations__.keys():
-        raise ValueError(f"has {min(unknown)!r}, expected {', '.join(Project.__annotations__)}")
+        raise ValueError(f"entries must be {', '.join(Project.__annotations__)}, got {min(unknown)!r}")
     for name in ("repository", "book"):
         entries[name] = entries.get(name) or environment.get(f"NANOEULER_{name.upper()}", "")
     return Project(**entries | {"launch": tuple(entries.get("launch", ()))})
@@ -87,42 +90,35 @@ def load(path: Path = ROOT / "project.toml", environment: Mapping[str, str] = os
 
 
 def readme_part(project: Project) -> str:
-    """How to get the project, with badges and links where they lead somewhere."""
-    lines = []
+    """Return the part of README.md about installing and starting the project, with badges and links if known."""
+    lines, clone = [], ["In this folder, type", "", "```"]
     if project.repository:
         workflow = f"{project.repository}/actions/workflows/book.yml"
+        licence = f"{project.repository}/blob/{project.branch}/LICENSE"
         lines += [f"[![tests and book]({workflow}/badge.svg)]({workflow})"]
-        lines += [
-            f"[![licence: MIT](https://img.shields.io/badge/licence-MIT-blue)]({project.repository}/blob/{project.branch}/LICENSE)"
-        ]
+        lines += [f"[![licence: MIT](https://img.shields.io/badge/licence-MIT-blue)]({licence})"]
+        clone = ["```", f"git clone {project.repository} nanoeuler", "cd nanoeuler"]
     links = [f"[Read the book]({project.book})"] * bool(project.book)
     links += [f"[report a mistake]({project.issues})"] * bool(project.repository)
     lines += [", ".join(links)] if links else []
-    address = project.repository or "ADDRESS-OF-THIS-REPOSITORY"
-    return "\n".join(
-        [
-            *lines,
-            *[""] * bool(lines),
-            "```",
-            f"git clone {address} nanoeuler",
-            "cd nanoeuler",
-            "make lab",
-            "```",
-            "",
-        ]
-    )
+    start = [
+        "make lab     # the chapters in JupyterLab, on your own copies",
+        "make book    # the pages: open _build/html/index.html",
+    ]
+    return "\n".join([*lines, *[""] * bool(lines), *clone, *start, "```", ""])
 
 
 def readme(project: Project, text: str) -> str:
-    """README.md with its part written anew."""
-    return PART.sub(lambda found: found[1] + readme_part(project) + found[2], text)
+    """Return README.md with updated parts from project.toml and book/chapters.toml."""
+    made = {"project.toml": lambda: readme_part(project), "book/chapters.toml": landing.readme_table}
+    return PART.sub(lambda found: found[1] + made[found[2]]() + found[3], text)
 
 
 # ---- The chapters
 
 
 def library_cell(project: Project) -> nbformat.NotebookNode:
-    """The cell that finds the library: seen in a notebook, folded, and not in the page."""
+    """Return the cell that finds the library; it is folded in a notebook and absent from the page."""
     imports, fetch = "", REFUSE
     if project.repository:
         imports = "import os\nimport subprocess\nimport sys\n"
@@ -133,7 +129,7 @@ def library_cell(project: Project) -> nbformat.NotebookNode:
 
 
 def with_library(notebook: nbformat.NotebookNode, project: Project) -> nbformat.NotebookNode:
-    """The notebook with that cell after its head, in place of an older one; cells counted as a clean run counts."""
+    """Insert the library cell after the notebook's header, number the cells as in a clean run, return the notebook."""
     others = [cell for cell in notebook.cells if cell.id != LIBRARY]
     cells = [others[0], library_cell(project), *others[1:]]
     for number, cell in enumerate((cell for cell in cells if cell.cell_type == "code"), start=1):
@@ -149,7 +145,7 @@ def with_library(notebook: nbformat.NotebookNode, project: Project) -> nbformat.
 
 
 def configure(app: Sphinx, config: Config) -> None:
-    """The theme's buttons, and the pages' own address."""
+    """Set the theme's buttons and the pages' address."""
     project = load()
     named = f"[repository]({project.repository})" if project.repository else "repository"
     config.myst_substitutions |= {"repository": named}
@@ -191,7 +187,7 @@ def main() -> int:
             wanted = nbformat.writes(with_library(nbformat.reads(text, as_version=4), project)) + "\n"
         if wanted != text:
             stale = True
-            print(f"{path.name}: its part from project.toml is", "written anew" if write else "out of date")
+            print(f"{path.name}: a part is", "updated" if write else "out of date")
             if write:
                 path.write_text(wanted, "utf-8")
     return int(stale and not write)

@@ -1,4 +1,4 @@
-"""The list of references: each entry begins as it is cited (Vaswani et al., 2017) and ends with who cites it."""
+"""Format the list of references: an entry begins with its citation (Vaswani et al., 2017) and ends with back links."""
 
 import re
 
@@ -11,7 +11,7 @@ from tools.notebooks import numbering
 
 
 def author_year(entry: Entry) -> str:
-    """How the text cites the entry: one or two authors by name, more of them by the first."""
+    """Return an entry's citation: one or two authors by name, or the first author and "et al.", and the year."""
     people = entry.persons.get("author") or entry.persons["editor"]
     names = [
         str(Text.from_latex(" ".join([*who.prelast_names, *who.last_names]))).replace("\xa0", " ") for who in people
@@ -20,7 +20,7 @@ def author_year(entry: Entry) -> str:
 
 
 def list_references(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """The citations of a bibliography on this page become a list (of roles that a browser knows), with back links."""
+    """Replace the citations of a bibliography by an ordinary list with links to the citing pages."""
     cite = app.env.get_domain("cite")
     entries = {c.citation_id: c for c in cite.citations if c.bibliography_key.docname == docname}
     for place in {node.parent for node in doctree.findall(nodes.citation)} if entries else ():
@@ -34,7 +34,7 @@ def list_references(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 
 def back_links(app: Sphinx, docname: str, key: str) -> list[nodes.Node]:
-    """Links to the first citation on each page."""
+    """Return a link to the first citation on each page that cites an entry."""
     places = {}
     for ref in app.env.get_domain("cite").citation_refs:
         if key in {target.key for target in ref.targets}:

@@ -1,6 +1,7 @@
-"""The search index: each page's sections with their text, so that a hit has its excerpt from a file too.
+"""Build the search index, which has the text of each section, so a result can show an excerpt even offline.
 
-`book/_static/search.js` ranks them. `book/search.yml` has readers' words for what the book calls otherwise.
+`book/_static/search.js` ranks the sections. `book/search.yml` lists common words for which the book uses a different
+word, and topics that the book does not treat.
 """
 
 import re
@@ -19,9 +20,9 @@ HEADS = (nodes.section, addnodes.desc, nodes.definition_list_item)  # what gets 
 
 
 def sections(doctree: nodes.document) -> list[list[str]]:
-    """Of each section, glossary term and function of a page: anchor, heading, text, and the names in its code.
+    """Return anchor, heading, text and names in code for each section, glossary term and function of a page.
 
-    The map of the book, which names every chapter, the facts at the head, and what cells printed are left out.
+    The result leaves out the map of the book, the facts in the header, and the outputs of cells.
     """
     found = []
 
@@ -56,7 +57,7 @@ def sections(doctree: nodes.document) -> list[list[str]]:
 
 
 def heading(node: nodes.Element) -> tuple[str, str] | None:
-    """The anchor and the words of what begins an entry; None if it has neither."""
+    """Return the anchor and the words of an entry's heading; None if the node has no heading with an anchor."""
     if isinstance(node, addnodes.desc):
         signature = node.children[0]
         ids = signature.get("ids")
@@ -67,37 +68,37 @@ def heading(node: nodes.Element) -> tuple[str, str] | None:
     return (ids[0], " ".join(head.astext().split())) if head and ids else None
 
 
-def leads(pages: list[str], said: dict[str, str]) -> dict[str, list[str]]:
-    """The pages that search shows first, by readers' words. Raises ValueError where a chapter does not exist.
+def leads(pages: list[str], listed: dict[str, str]) -> dict[str, list[str]]:
+    """Map readers' words to the pages that search shows first. Raises ValueError if a page does not exist.
 
-    said: as in book/search.yml, `words, separated: numbers of chapters`.
+    listed: a part of book/search.yml, `words, with commas: pages`; each page is a chapter's number or a path.
     """
     found = {}
-    for listed, numbers in said.items():
-        chapters = [next(ROOT.glob(f"notebooks/{number}_*.ipynb"), None) for number in numbers.split()]
-        if None in chapters:
-            raise ValueError(f"book/search.yml: {listed}: no chapter for one of {numbers}")
-        there = [page for chapter in chapters if (page := f"notebooks/{chapter.stem}") in pages]
-        found |= {words.strip(): there for words in listed.split(",") if there}
+    for several, names in listed.items():
+        paths = [next(ROOT.glob(f"notebooks/{name}_*.ipynb"), ROOT / f"{name}.md") for name in names.split()]
+        if missing := [path for path in paths if not path.exists()]:
+            raise ValueError(f"book/search.yml: {several}: there is no {missing[0].name}")
+        there = [page for path in paths if (page := path.relative_to(ROOT).with_suffix("").as_posix()) in pages]
+        found |= {words.strip(): there for words in several.split(",") if there}
     return found
 
 
 class Index(IndexBuilder):
-    """`pages`: of each page its title and `sections`; `leads`; `introduced`: each term's chapter."""
+    """The index of the book: pages with their `sections`, `leads`, `absent` topics, and the chapter of each term."""
 
     def __init__(self, *given, **named):
         super().__init__(*given, **named)
         self.pages: dict[str, list] = {}
 
     def load(self, stream, format) -> None:
-        """Take over from the last build what is not read again."""
+        """Load the pages of the last build, from which Sphinx reads only changed pages again."""
         frozen = format.load(stream)
         if frozen.get("envversion") != self.env.version:
             raise ValueError("made by another version")
         self.pages = frozen["pages"]
 
     def prune(self, docnames) -> None:
-        """Forget the pages that are no longer there."""
+        """Remove pages that no longer exist from the index."""
         self.pages = {name: page for name, page in self.pages.items() if name in set(docnames)}
 
     def feed(self, docname: str, filename: str, title: str, doctree: nodes.document) -> None:
@@ -105,11 +106,12 @@ class Index(IndexBuilder):
 
     def freeze(self) -> dict:
         pages = dict(sorted(self.pages.items()))
-        said = yaml.safe_load((ROOT / "book" / "search.yml").read_text("utf-8"))
+        listed = yaml.safe_load((ROOT / "book" / "search.yml").read_text("utf-8"))
         introduced = {term: f"notebooks/{chapter}" for term, chapter in terms.introductions(ROOT).items()}
         return {
             "envversion": self.env.version,
             "pages": pages,
-            "leads": leads(list(pages), said),
+            "leads": leads(list(pages), listed["leads"]),
+            "absent": leads(list(pages), listed["absent"]),
             "introduced": introduced,
         }

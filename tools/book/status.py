@@ -1,7 +1,7 @@
-"""What the status page says, computed when the book is built: notebooks, stored results, versions.
+"""Compute the tables of the status page when the book is built: notebooks, stored results and versions.
 
-Each function returns Markdown. What is not known is said to be so: a notebook without a record of a run, a checkout
-without its history (a source archive, a shallow clone).
+The functions return Markdown. The tables say "none" for a notebook without a recorded run, and "not known" where there
+is no git history (in a source archive or a shallow clone).
 """
 
 import json
@@ -18,7 +18,7 @@ PACKAGES = ("sphinx", "jupyter-book", "sphinx-book-theme", "myst-nb", "numpy", "
 
 
 def git(*arguments: str, root: Path = ROOT) -> str:
-    """What git prints; "" where there is no repository or no git."""
+    """Return the output of a git command; "" if there is no repository or no git."""
     try:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -27,7 +27,7 @@ def git(*arguments: str, root: Path = ROOT) -> str:
 
 
 def committed(folder: str, root: Path = ROOT) -> dict[str, str]:
-    """File name: date of the commit that changed it last. Empty where the history is not there to tell."""
+    """Return the date of each file's last commit, by file name; empty without a complete history."""
     if git("rev-parse", "--is-shallow-repository", root=root) != "false":
         return {}
     dates, day = {}, ""
@@ -40,27 +40,27 @@ def committed(folder: str, root: Path = ROOT) -> dict[str, str]:
 
 
 def version(root: Path = ROOT) -> str:
-    """The version of the library and the book."""
+    """Return the version of the library and the book."""
     found = re.search(r'^__version__ = "(.+)"$', (root / "nanoeuler_lib/__init__.py").read_text(), re.M)
     return found[1]
 
 
 def build(root: Path = ROOT) -> str:
-    """What these pages were made of and with."""
-    commit = git("log", "-1", "--format=`%h` of %cs", root=root) or "not known: no history beside the files"
-    dirty = " with changes that are not committed" if git("status", "--porcelain", root=root) else ""
+    """Return the version, the commit and the packages with which the pages were built."""
+    commit = git("log", "-1", "--format=`%h` of %cs", root=root) or "not known: these files have no git history"
+    dirty = " with uncommitted changes" if git("status", "--porcelain", root=root) else ""
     used = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
     return f"* Version: {version(root)}\n* Commit: {commit}{dirty}\n* Pages made with: {used}"
 
 
 def processor(machine: dict) -> str:
-    """A machine in few words: its processor, the cores that were used, its graphics card if there is one."""
+    """Describe a machine in a few words: processor, number of cores used, and GPU if the machine has one."""
     card = f", {machine['gpu']}" if machine.get("gpu") else ""
     return f"{' '.join(machine['cpu'].split())}, {machine['cores']} cores{card}"
 
 
 def notebooks(book: Iterable[Chapter], root: Path = ROOT) -> str:
-    """When each notebook's outputs were committed, and the last recorded run of its code."""
+    """Return a table of the notebooks, with the date of the last commit and the last recorded run of the code."""
     dates, recorded = committed("notebooks", root), runs.recorded(root)
     rows = [
         "| chapter | file changed | recorded run | took | on |",
@@ -81,9 +81,9 @@ def notebooks(book: Iterable[Chapter], root: Path = ROOT) -> str:
 
 
 def maker(name: str, root: Path = ROOT, left: str | None = None) -> str:
-    """What saves this result: the scripts whose text names it in the call, or the one that names it anywhere.
+    """Return the scripts that save a result: scripts that call `save` with its name, or the only script of that name.
 
-    left: the script of the result's own commit, where it stands in the tree no more.
+    left: a script that saved the result, exists at the result's commit, and has been removed since.
     """
     folders = root / "benchmarks", root / "experiments"
     texts = {path: path.read_text("utf-8") for folder in folders for path in sorted(folder.glob("*.py"))}
@@ -91,11 +91,11 @@ def maker(name: str, root: Path = ROOT, left: str | None = None) -> str:
         found = [path for path, text in texts.items() if re.search(pattern, text) and "save(" in text]
         if 0 < len(found) <= most:
             return ", ".join(f"`{path.relative_to(root)}`" for path in found)
-    return f"`{left}`, at that commit alone" if left else "not known"
+    return f"`{left}`, only at that commit" if left else "not known"
 
 
 def results(root: Path = ROOT) -> str:
-    """Each stored result: when and where it was made, from which commit, by which script."""
+    """Return a table of the stored results: date, commit, machine and script."""
     rows = [
         "| result | date | commit | machine | Python, NumPy | made by |",
         "|:--|:--|:--|:--|:--|:--|",

@@ -1,13 +1,15 @@
-"""The stories that a model in the page trains on: `live/stories.js`, which a page loads when its reader asks for it.
+"""Write `live/stories.js`, the stories on which a model in a page trains; a page loads it on a reader's click.
 
-An image of class `live-training` is what a reader without JavaScript sees. The file holds the stories as ids of nine
-bits, first those that measure, then those to learn from, and three numbers of the first: their bytes, and the bits per
-byte of the source that wrote them and of a trigram that has counted all the others.
+A reader without JavaScript sees an image of class `live-training`. The file has the stories as ids of nine bits, first
+the held-out stories, then the training stories. It also has the held-out stories' bits per byte under the source that
+wrote them and under a trigram model of the training stories, and the loss curves of stored runs: a correct run and a
+run with each mistake that a reader can choose.
 
-    python -m tools.book.training _build/stories.js    # that file alone
+    python -m tools.book.training _build/stories.js    # only this file
 """
 
 import base64
+import json
 import math
 import sys
 from pathlib import Path
@@ -22,29 +24,37 @@ from nanoeuler_lib.model.parameters import parameter_shapes
 from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training.checkpoint import load_pretrained
-from tools.book.live import MODEL, tokenizer_for_page, write_if_new
+from tools.book.live import MODEL, ROOT, tokenizer_for_page, write_if_new
 
 SCRIPT = "live/stories.js"
 CONFIG = ModelConfig(dim=48, heads=4, kv_heads=2, layers=2, context=128, vocab_size=512, predict=1)
 TRAIN_BYTES, TRAIN_SEED = 2_100_000, 47001
 HELD_BYTES, HELD_SEED = 10_000, 47002
+RUNS = ROOT / "data/results/live_training.json"  # of experiments/live_training.py
 STRENGTH = 0.3  # the trigram's, the best of 0.1, 0.3, 1, 2 and 4 on the held-out stories themselves
 
 
 def pack(ids: np.ndarray, bits: int = 9) -> bytes:
-    """Ids below 2^bits, one behind the other, the lowest bit first."""
+    """Pack ids below 2^bits into bytes without gaps, the lowest bit first."""
     return np.packbits((ids[:, None] >> np.arange(bits)) & 1, bitorder="little").tobytes()
 
 
 def trigram_bits(train: data.Tokens, held: data.Tokens) -> float:
-    """Bits per byte of held-out stories under a trigram of the others, each predicted from its beginning."""
+    """Return the bits per byte of held-out stories under a trigram model that has counted the training stories."""
     inputs, targets = data.validation_rows(held, CONFIG.context)
     p = Ngrams(train.ids, CONFIG.vocab_size, 3, STRENGTH).probability(inputs, targets)
     return float(-np.log2(p[targets >= 0]).sum() / held.bytes)
 
 
+def curves() -> dict[str, list[list[float]]]:
+    """Return a loss curve per mistake ("" for none): tokens and held-out bits per byte, means over the runs' seeds."""
+    rows = json.loads(RUNS.read_text())["rows"]
+    named = {row["broken"]: [other["curve"] for other in rows if other["broken"] == row["broken"]] for row in rows}
+    return {broken: np.mean(runs, axis=0).round(3).tolist() for broken, runs in named.items()}
+
+
 def page_data(train_bytes: int = TRAIN_BYTES, held_bytes: int = HELD_BYTES) -> dict:
-    """What `NanoEuler.Training` in live/training.js reads."""
+    """Return the data for `NanoEuler.Training` in live/training.js."""
     tokenizer: Tokenizer = load_pretrained(MODEL)[1]
     texts = konigsberg.corpus(train_bytes, TRAIN_SEED), konigsberg.corpus(held_bytes, HELD_SEED)
     train, held = (data.tokenize(text, tokenizer) for text in texts)
@@ -57,13 +67,14 @@ def page_data(train_bytes: int = TRAIN_BYTES, held_bytes: int = HELD_BYTES) -> d
         "count": len(train.starts),
         "floor": round(konigsberg.floor(texts[1]), 4),
         "trigram": round(trigram_bits(train, held), 4),
+        "curves": curves(),
         "length": len(ids),
         "ids": base64.b64encode(pack(ids)).decode(),
     }
 
 
 def write_stories(path: Path) -> bool:
-    """Write the file unless it is there already; whether it was written."""
+    """Write the file of stories unless it is up to date; return whether the file was written."""
     return write_if_new(path, "stories", "stories of Königsberg", Path(__file__), page_data)
 
 

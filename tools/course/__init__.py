@@ -1,1 +1,1 @@
-"""Chapters as assignments: releases and grades by nbgrader."""
+"""Programs for courses: chapters as assignments graded by nbgrader, and individual assignments."""

@@ -1,10 +1,10 @@
-"""Make the students' version of a chapter with nbgrader: no solutions, locked checks that give points.
+"""Make the students' version of a chapter with nbgrader: without solutions, with locked checks that give points.
 
     python -m tools.course.assignment 06    # -> _build/assignments/release/06/
 
-The folder of a release is all that a student needs beside the library: the notebook, the stored results that it plots,
-`book_06.py` with the book's versions, a README, and AGENTS.md for an assistant. The folder _build/assignments is a
-whole nbgrader course; `python -m tools.course.autograde 06 FOLDER` grades what comes back.
+A student needs only this folder and the library. The folder holds the notebook, the stored results that it
+plots, `book_06.py` with the book's versions, a README, and AGENTS.md for an AI assistant. _build/assignments is a
+complete nbgrader course; `python -m tools.course.autograde 06 FOLDER` grades the submissions.
 """
 
 import ast
@@ -22,7 +22,7 @@ from tools.notebooks.bindings import Bindings, statements
 ROOT = Path(__file__).resolve().parents[2]
 COURSE = ROOT / "_build" / "assignments"
 
-JUDGE = "from nanoeuler_book.checks import judge  # anew: the name may be another by now"
+JUDGE = "from nanoeuler_book.checks import judge  # again, in case its name was reused"
 JUDGED = re.compile(r"^(own_\w+) = judge\(", re.M)
 IN_ITS_PLACE = re.compile(r"\bown_\w+ or (?!own_)(\w+)|\bown_\w+ or \((\w+), (\w+)\)|\b(\w+) if own_\w+ is None")
 LINK = re.compile(r"\[([^\]]*)\]\((?:\.\./)*(?:notebooks/)?[\w-]+\.ipynb(?:#[\w-]*)?\)")
@@ -35,19 +35,19 @@ version {version}:
     python -m pip install jupyterlab jupyterlab-myst REPOSITORY
     python -m jupyter lab {notebook}
 
-REPOSITORY is the folder or the address of NanoEuler's repository, which your instructor names. Nothing else is
-downloaded, and the folder may lie anywhere.
+REPOSITORY is the folder or the address of NanoEuler's repository. Your instructor tells you which one to use. Nothing
+else is downloaded, and this folder can be anywhere.
 
-* Write where a cell says `your code here`. The cell below it checks what you wrote and says in one sentence what is
-  wrong; the number under it is the points that you earned.
-* Checks are locked: what you change in them is undone before grading. Copied cells count once, and a gap or check that
-  you delete is put back, so deleting it loses its own points alone.
-* A wrong or missing answer costs its own points and no others: the notebook goes on with the book's version,
-  which it imports from `{book}.py`. Look into that file when you have finished.
-* A person reads what an exercise wants in words.
-* `AGENTS.md` says which help of an AI assistant is fair in which exercise. Let yours read it first.
+* Write your code where a cell says `your code here`. The cell below it checks your code and says in one sentence what
+  is wrong. The number below that sentence is the number of points that you have.
+* Checks are locked: if you change a check, the change is undone before grading. Copied cells count once. If you delete
+  a gap or a check, it is restored, and you lose only the points of that gap.
+* A wrong or missing answer costs only its own points, because the notebook continues with the book's version. It
+  imports that version from `{book}.py`. Open this file only after you have finished.
+* A person grades the written exercise.
+* `AGENTS.md` says which help from an AI assistant is fair in which exercise. Ask your assistant to read it first.
 
-Hand in the notebook alone.
+Hand in only the notebook.
 """
 
 
@@ -59,7 +59,7 @@ def notebook_of(chapter: str, notebooks: Path) -> Path:
     found = sorted(notebooks.glob(f"{chapter}_*.ipynb"))
     if len(found) != 1:
         known = ", ".join(sorted(p.name[:2] for p in notebooks.glob("[0-9A]*_*.ipynb")))
-        sys.exit(f"chapter is {chapter!r}, expected one of {known}: make assignment CH=06")
+        sys.exit(f"CH must be one of {known}, got {chapter!r}: make assignment CH=06")
     return found[0]
 
 
@@ -67,9 +67,10 @@ def notebook_of(chapter: str, notebooks: Path) -> Path:
 
 
 def instructor_version(notebook, book: str) -> tuple:
-    """The notebook without solutions, whose checks give points, and the text of the module `book`.
+    """Return the notebook without solutions, whose checks give points, and the text of a module named `book`.
 
-    The cells that show the book's versions import them from there.
+    The module holds the book's versions. Cells that showed these versions in the chapter now import them from the
+    module.
     """
     cells = notebook.cells
     bindings = Bindings(cells, lambda cell: tags(cell) & {"gap", "solution"})
@@ -94,8 +95,10 @@ def instructor_version(notebook, book: str) -> tuple:
 
 
 def check_with_points(source: str, points: int) -> str:
-    """A check that ends in an expression, the points earned. Without one nbgrader gives all of them to a cell that
-    prints whatever it may; to one that writes on stderr it gives none. A gap that cannot be read leaves `own_...` None.
+    """Return the source of a check that ends in an expression, the points earned.
+
+    Without such an expression, nbgrader gives all points to a cell that raises no error, and none to a cell that writes
+    to stderr. The cell sets `own_...` to None first, because later cells use `own_...` even if the gap's cell fails.
     """
     names = JUDGED.findall(source)
     right = " + ".join(f"({name} is not None)" for name in names)
@@ -104,7 +107,7 @@ def check_with_points(source: str, points: int) -> str:
 
 
 def revealed(cell, answers: set[str]) -> list[str]:
-    """What a cell defines, if there is one of the book's answers among it."""
+    """Return the names that a cell defines if it shows one of the book's answers, else an empty list."""
     found = statements(cell, 0)
     names = [name for s in found if s.is_definition for name in sorted(s.binds)]
     shown = cell.metadata.get("mystnb", {}).get("code_prompt_show") == "Show the book's version"
@@ -121,10 +124,10 @@ def without_definitions(source: str) -> str:
 
 
 def module(book: str, needed: list) -> str:
-    """The text of a module with these statements."""
+    """Return the source of a module that consists of these statements."""
     imports = [s.source for s in needed if s.is_import]
     others = [s.source for s in needed if not s.is_import]
-    title = f'"""The book\'s versions of what chapter {book.removeprefix("book_")} asks you to write."""'
+    title = f'"""The book\'s versions of the functions to write in chapter {book.removeprefix("book_")}."""'
     return "\n\n\n".join([title, "\n".join(dict.fromkeys(imports)), *others]) + "\n"
 
 
@@ -132,7 +135,7 @@ def module(book: str, needed: list) -> str:
 
 
 def make(chapter: str, notebooks: Path = ROOT / "notebooks", course: Path = COURSE) -> Path:
-    """Generate the assignment and return the students' notebook."""
+    """Generate the assignment of a chapter and return the path of the students' notebook."""
     path = notebook_of(chapter, notebooks)
     book = f"book_{chapter}"
     notebook, text = instructor_version(nbformat.read(path, as_version=4), book)
@@ -161,14 +164,14 @@ def readme(chapter: str, notebook, name: str, book: str) -> str:
 
 
 def results_of(notebook) -> list[Path]:
-    """The stored results that a notebook names."""
+    """Return the paths of the stored results that a notebook loads."""
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     words = set(re.findall(r'"([\w-]+)"', code)) if "results(" in code else ()
     return [path for path in sorted((ROOT / "data" / "results").glob("*.json")) if path.stem in words]
 
 
 def nbgrader(course: Path, *words: str) -> tuple[str, bool]:
-    """Run a command of nbgrader in the course: what it said, and whether it failed."""
+    """Run an nbgrader command in the course folder; return the command's output and whether it failed."""
     run = subprocess.run(
         [sys.executable, "-m", "nbgrader", *words],
         cwd=course,
@@ -180,7 +183,7 @@ def nbgrader(course: Path, *words: str) -> tuple[str, bool]:
 
 
 def environment() -> dict[str, str]:
-    """nbgrader calls alembic by its name; its kernels import the library."""
+    """Return the environment for nbgrader: alembic, which nbgrader calls, is in PATH, the library in PYTHONPATH."""
     paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
     python_path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     found = {"PATH": os.pathsep.join(paths), "PYTHONPATH": os.pathsep.join(python_path)}
@@ -189,6 +192,6 @@ def environment() -> dict[str, str]:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or not sys.argv[1]:
-        sys.exit("which chapter? make assignment CH=06")
+        sys.exit("CH must be given, the number of a chapter: make assignment CH=06")
     for chapter in sys.argv[1:]:
         print(make(chapter))

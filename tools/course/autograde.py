@@ -1,14 +1,16 @@
-"""Grade a folder of submissions of a chapter with nbgrader: a page for each student, and a CSV.
+"""Grade a folder of submissions of a chapter with nbgrader: write a page for each student, and a CSV table.
 
-    make autograde CH=08 FROM=FOLDER STUDENTS=roster.csv DUE=2026-12-01T12:00    # STUDENTS and DUE may be left out
-    make autograde CH=08    # the table and the pages again, after a person has given points
+    make autograde CH=08 FROM=FOLDER STUDENTS=roster.csv DUE=2026-12-01T12:00    # STUDENTS and DUE are optional
+    make autograde CH=08    # write the table and the pages again, after a person has given points
 
-In _build/assignments then stand autograded/, feedback/NAME/08/*.html and grades-08.csv: student, points of the checks,
-points that wait for a person, the most there is, days late, a remark, who has the same answers, a column for each
-check; and, if the roster is a platform's, grades-08-canvas.csv or the like. Rows stand in the roster's order. A
-submission is mended first (mend.py). The table is written after each student; students graded earlier keep their rows,
-and what has run does not run again. The checks only say that a student has worked through the chapter; what is
-marked is `nanoeuler assign`.
+The command writes into _build/assignments: autograded/, feedback/NAME/08/*.html and grades-08.csv. The table has for
+each student the points of the checks, the points that wait for a person, the maximum, late days, a remark, students
+with the same answers, and a column for each check. Its rows are in the order of the roster. If the roster comes from
+a platform, a file for that platform is written too, such as grades-08-canvas.csv.
+
+Each submission is repaired first (mend.py). The table is written after each student. Students graded earlier keep
+their rows, and a notebook that has run does not run again. The checks only show that a student has worked through the
+chapter; `nanoeuler assign` makes assignments for grades.
 """
 
 import csv
@@ -25,15 +27,15 @@ import nbformat
 from tqdm import tqdm
 
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import one_line, printable, read_regular, write_text
+from nanoeuler_lib.files import one_line, printable, write_text
 from tools.course import feedback, roster
 from tools.course.assignment import COURSE, ROOT, nbgrader, notebook_of
 from tools.course.mend import mend
 from tools.course.papers.papers import cell
-from tools.course.roster import HandedIn
+from tools.course.roster import HandedIn, read_regular
 
 HEAD = ("student", "points", "waiting for a person", "of", "late days", "remark", "same answers as")
-LARGEST = 2**27  # bytes of a notebook
+LARGEST = 2**27  # bytes; a larger notebook is refused
 
 
 def grade(
@@ -44,11 +46,15 @@ def grade(
     students: Path | None = None,
     due: str = "",
 ) -> list[dict]:
-    """Grade all submissions of a folder; the rows of the CSV, those of earlier runs among them."""
+    """Grade all submissions of a folder, and return the rows of the CSV table, with those of earlier runs.
+
+    folder: the submissions; if None, only the table and the pages are written again. students: the roster's file. due:
+    a date, or a date and time. Ends the program with one line if the arguments cannot be used.
+    """
     source = notebook_of(chapter, notebooks).name
     release = course / "release" / chapter / source
     if not release.exists():
-        sys.exit(f"there is no release of chapter {chapter}: make assignment CH={chapter}")
+        sys.exit(f"chapter {chapter} must be released first: make assignment CH={chapter}")
     rows = earlier(course / f"grades-{chapter}.csv")
     known, found = None, {}
     try:
@@ -59,11 +65,12 @@ def grade(
     except NanoEulerError as error:
         sys.exit(str(error))
     if found and known is None:
-        print("warning: names are taken from the folders as they are: STUDENTS=FILE", file=sys.stderr)
+        text = "warning: without STUDENTS=FILE, student names are taken from the names of the folders"
+        print(text, file=sys.stderr)
     for student, handed in found.items():
         if handed.path or student not in rows:
             why = collect(course, chapter, student, handed, release)
-            replaced = not why.startswith("no notebook") or student not in rows
+            replaced = not why.startswith("not a notebook") or student not in rows
             late = handed.late_days(until) if replaced else rows[student]["late days"]
             rows[student] = {"late days": late, "remark": why}
     order = [student.name for student in known.students] if known else sorted(rows)
@@ -82,20 +89,23 @@ def grade(
             with bar.external_write_mode():
                 print(shown(lines[student]), flush=True)
     for group in sorted({", ".join(sorted([s, *others])) for s, others in copies.items() if others}):
-        print(f"the same answers: {printable(group)}")
+        print(f"identical answers: {printable(group)}")
     return [lines[student] for student in order]
 
 
 def shown(line: dict) -> str:
-    """A student's row as the terminal shows it."""
+    """Format a student's row as one line for the terminal."""
     waiting = f", {line['waiting for a person']:g} wait for a person" if line["waiting for a person"] else ""
-    late = f"  days late: {line['late days']}" if line["late days"] not in ("", "0", 0) else ""
+    late = f"  late days: {line['late days']}" if line["late days"] not in ("", "0", 0) else ""
     points = f"{line['points']:5g} of {line['of']:g}{waiting}{late}"
     return printable(f"{line['student']:20} {points}  {line['remark']}")
 
 
 def same_answers(course: Path, chapter: str, students: list[str], release: Path) -> dict[str, list[str]]:
-    """For each student the others whose answers are the same but for white space; none for who changed nothing."""
+    """Map each student to the other students whose answers differ only in white space.
+
+    Students who changed nothing in the release are left out.
+    """
     groups = {}
     for student in students:
         path = place(course, "submitted", student, chapter) / release.name
@@ -106,14 +116,14 @@ def same_answers(course: Path, chapter: str, students: list[str], release: Path)
 
 
 def answers(path: Path) -> str:
-    """What a notebook has in its gaps and answers in words, without white space."""
+    """Return the text of a notebook's gaps and written answers, without white space."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     given = ("".join(c["source"]) for c in cells if c["metadata"].get("nbgrader", {}).get("solution"))
     return "".join("".join(given).split())
 
 
 def earlier(path: Path) -> dict[str, dict]:
-    """The rows of an earlier run."""
+    """Read the rows of an earlier run, by student; return an empty dict if there was no run."""
     if not path.exists():
         return {}
     with path.open(newline="", encoding="utf-8") as file:
@@ -121,7 +131,10 @@ def earlier(path: Path) -> dict[str, dict]:
 
 
 def place(course: Path, kind: str, student: str, chapter: str) -> Path:
-    """A student's folder in the course. nbgrader knows a student by a name without spaces, the feedback by the name."""
+    """Return a student's folder in the course.
+
+    nbgrader needs names without spaces; only the feedback folders are named like the students.
+    """
     known = re.sub(r"[^\w.-]+", "-", student)
     if kind != "feedback" and (known != student or known[0] in ".-"):
         known = f"{known.strip('.-')}-{hashlib.sha256(student.encode()).hexdigest()[:6]}"
@@ -129,7 +142,10 @@ def place(course: Path, kind: str, student: str, chapter: str) -> Path:
 
 
 def collect(course: Path, chapter: str, student: str, handed: HandedIn, release: Path) -> str:
-    """Copy a submission into the course, mended; the remark. One that cannot be read replaces no earlier one."""
+    """Copy a repaired submission into the course, and return the remark about it.
+
+    A submission that cannot be read does not replace an earlier one.
+    """
     if handed.path is None:
         return handed.remark
     try:
@@ -138,11 +154,11 @@ def collect(course: Path, chapter: str, student: str, handed: HandedIn, release:
         mended = mend(notebook, nbformat.read(release, as_version=4))
         nbformat.validate(notebook)
         text = nbformat.writes(notebook).encode()
-    except Exception as error:  # whatever a file that is no notebook makes nbformat raise
-        return f"no notebook: {one_line((str(error).splitlines() or [type(error).__name__])[0][:80])}"
+    except Exception as error:  # nbformat raises errors of many types for a file that is not a notebook
+        return f"not a notebook: {one_line((str(error).splitlines() or [type(error).__name__])[0][:80])}"
     path = place(course, "submitted", student, chapter) / release.name
     if not path.exists() or path.read_bytes() != text:
-        for kind in ("submitted", "autograded", "feedback"):  # an earlier submission of this student's
+        for kind in ("submitted", "autograded", "feedback"):  # remove the student's earlier submission
             shutil.rmtree(place(course, kind, student, chapter), ignore_errors=True)
         path.parent.mkdir(parents=True)
         path.write_bytes(text)
@@ -150,29 +166,29 @@ def collect(course: Path, chapter: str, student: str, handed: HandedIn, release:
 
 
 def waits(course: Path, chapter: str, student: str, source: str) -> bool:
-    """Whether a student's submission has still to be run."""
+    """Return whether a student's submission has not run yet."""
     submitted, run = (place(course, kind, student, chapter) / source for kind in ("submitted", "autograded"))
     return submitted.exists() and not run.exists()
 
 
 def run(course: Path, chapter: str, student: str) -> str:
-    """Let nbgrader run a student's submission; why it gave up, "" if it did not."""
+    """Run a student's submission with nbgrader; return the reason if nbgrader failed, else ""."""
     known = place(course, "submitted", student, chapter).parent.name
     said, stopped = nbgrader(course, "autograde", chapter, "--student", known, "--force")
-    if stopped:  # a notebook that ended nbgrader leaves a half-finished one
+    if stopped:  # nbgrader may have left a half-finished notebook
         shutil.rmtree(place(course, "autograded", student, chapter), ignore_errors=True)
     return reason(said) if stopped else ""
 
 
 def reason(said: str) -> str:
-    """The line of nbgrader's log that says why it gave up."""
+    """Return the line of nbgrader's log that gives the reason for the failure."""
     told = [line for line in said.splitlines() if re.search(r"(Error|Exception|unresponsive)\b.*", line)]
     found = [line.split("]", 2)[-1].strip() for line in told if "NbGraderException" not in line]
     return "cannot be run: " + (one_line(found[-1][:120]) if found else "nbgrader gave up")
 
 
 def graded(course: Path, chapter: str, student: str, row: dict, source: str, paged: bool) -> dict:
-    """A student's line of the table, with the points of nbgrader's gradebook; paged: the student's page is written."""
+    """Return a student's row of the table, with the points in nbgrader's gradebook; if `paged`, write the page too."""
     from nbgrader.api import Gradebook
 
     with Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
@@ -203,14 +219,17 @@ def graded(course: Path, chapter: str, student: str, row: dict, source: str, pag
 
 
 def ran(line: dict) -> bool:
-    """Whether a row holds a grade. What was not handed in or could not be run has none until a person has looked."""
+    """Return whether a row holds a grade.
+
+    A notebook that was not handed in or could not be run has no grade until a person has given it points.
+    """
     return float(line["points"]) > 0 or not re.match(
-        f"{roster.ABSENT}|cannot be run|no notebook|no file", line["remark"]
+        f"{roster.ABSENT}|cannot be run|not a notebook|no file", line["remark"]
     )
 
 
 def write(course: Path, chapter: str, table: list[dict], known: roster.Roster | None) -> None:
-    """Write grades-08.csv, and the table that the roster's platform imports."""
+    """Write grades-08.csv, and the file that the roster's platform imports."""
     text = io.StringIO()
     columns = list(dict.fromkeys([*HEAD, *(key for line in table for key in line)]))
     writer = csv.DictWriter(text, columns, restval=0)
@@ -226,8 +245,8 @@ def write(course: Path, chapter: str, table: list[dict], known: roster.Roster | 
 if __name__ == "__main__":
     chapter, folder, students, due = (sys.argv[1:] + [""] * 4)[:4]
     if not chapter or not (folder or earlier(COURSE / f"grades-{chapter}.csv")):
-        sys.exit("which chapter, and where are the submissions? make autograde CH=08 FROM=FOLDER STUDENTS=FILE")
-    warnings.simplefilter("ignore", FutureWarning)  # nbformat's, of cells without ids or with equal ones
+        sys.exit("CH and FROM (a folder of submissions) must be given: make autograde CH=08 FROM=FOLDER")
+    warnings.simplefilter("ignore", FutureWarning)  # nbformat warns of cells without ids or with equal ids
     paths = [Path(text) if text else None for text in (folder, students)]
     table = grade(chapter, paths[0], students=paths[1], due=due)
     print(COURSE / f"grades-{chapter}.csv")

@@ -1,6 +1,6 @@
-"""A page for a student: each exercise by its name, its points, the one sentence of its check, and what was handed in.
+"""Feedback pages for students: each exercise with its points, the message of its check, and the student's answer.
 
-It asks no other host for anything.
+A page is one HTML file that loads nothing from other hosts.
 """
 
 import html
@@ -29,10 +29,14 @@ pre {{ background: #f4f4f4; color: #111; padding: .6rem; overflow: auto; white-s
 
 
 def write(path: Path, notebook: Path, title: str, line: dict, graded: dict[str, dict]) -> None:
-    """Write the page. line: the student's row of the table. graded: of each graded cell score, of, waiting, comment."""
+    """Write a student's page.
+
+    notebook: the graded notebook. line: the student's row of the table. graded: for each graded cell, by its nbgrader
+    id, a dict with score, of (the maximum), waiting (whether a person must grade it) and comment.
+    """
     cells = nbformat.read(notebook, as_version=4).cells
     waiting = f", and {line['waiting for a person']:g} that a person gives" if line["waiting for a person"] else ""
-    late = f" Days late: {line['late days']}." if str(line["late days"]) not in ("", "0") else ""
+    late = f" Late days: {line['late days']}." if str(line["late days"]) not in ("", "0") else ""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         PAGE.format(
@@ -51,7 +55,7 @@ def _parts(cells: list, graded: dict[str, dict]):
         if found is None:
             continue
         words = cell.cell_type == "markdown"
-        given = "a person reads it" if found["waiting"] else f"{found['score']:g} of {found['of']:g} points"
+        given = "a person will grade it" if found["waiting"] else f"{found['score']:g} of {found['of']:g} points"
         colour = {found["of"]: "right", 0: "wrong"}.get(found["score"], "") if not found["waiting"] else ""
         yield f'<h2 class="{colour}">{html.escape(exercise)}: {given}</h2>'
         said = "" if words else sentence(cell, answer if found["score"] < found["of"] else None)
@@ -60,7 +64,7 @@ def _parts(cells: list, graded: dict[str, dict]):
 
 
 def exercises(cells: list):
-    """Each graded cell, behind the name of its exercise and the cell of the answer that stands before it."""
+    """For each graded cell, yield the exercise's name, the answer's cell (None if missing), and the graded cell."""
     exercise, answer = "", None
     for cell in cells:
         marks = cell.metadata.get("nbgrader", {})
@@ -73,7 +77,7 @@ def exercises(cells: list):
 
 
 def sentence(cell, answer=None) -> str:
-    """What a check said: what it printed, or what stopped it; before it, what stopped the answer."""
+    """Return the message of a check: its output or its error. An error of the answer comes first."""
     before = stop(answer, where=True) if answer is not None else ""
     texts = [out.text for out in cell.outputs if out.output_type == "stream" and out.name == "stdout"]
     printed = "".join(text for text in texts if not before or "the cell above stopped" not in text)
@@ -82,7 +86,7 @@ def sentence(cell, answer=None) -> str:
 
 
 def stop(cell, where: bool = False) -> str:
-    """The error that stopped a cell, "" if none did; where: with its line in the cell."""
+    """Return the error that stopped a cell, "" if there is none; if `where` is true, include the line number."""
     errors = [out for out in cell.get("outputs", []) if out.output_type == "error"]
     if not errors:
         return ""

@@ -1,11 +1,11 @@
 """Autograders for Gradescope: `make gradescope` packs a zip, and this module runs in the container made from it.
 
     make gradescope CH=08                                      # chapter-08.zip: the notebook, for completion
-    make gradescope CH=08 SEED=secret.txt STUDENTS=roster.csv  # paper-08.zip: the paper, for marks
+    make gradescope CH=08 SEED=secret.txt STUDENTS=roster.csv  # paper-08.zip: the individual assignment, for a grade
 
-In the zip stand setup.sh and run_autograder (tools/course/container), and in nanoeuler/ the library, the tools and the
-names of the locked packages. The seed and the list of students stay in source/, which root alone reads; what students
-wrote runs as the user nobody. Formats: https://gradescope-autograders.readthedocs.io/en/latest/specs/
+The zip contains setup.sh and run_autograder (tools/course/container), and in nanoeuler/ the library, the tools and the
+list of locked packages. The seed and the list of students stay in source/, which only root can read; the students'
+code runs as the user nobody. Formats: https://gradescope-autograders.readthedocs.io/en/latest/specs/
 """
 
 import json
@@ -27,7 +27,7 @@ from tools.course.assignment import ROOT
 from tools.course.mend import mark
 from tools.course.papers import papers
 
-SECONDS = 540  # of a notebook: Gradescope stops a container after ten minutes, unless it is told otherwise
+SECONDS = 540  # time limit of a notebook; Gradescope stops a container after ten minutes by default
 USER = "nobody"
 NEEDED = (
     "nanoeuler_lib",
@@ -40,14 +40,18 @@ NEEDED = (
     "README.md",
     "LICENSE",
 )
-STUDENT = "student"  # Gradescope knows the name
+STUDENT = "student"  # stands in for the name, which Gradescope knows
 
 
 # ---- The zip
 
 
 def pack(chapter: str, seed: Path | None = None, students: Path | None = None, out: Path | None = None) -> Path:
-    """Write the zip of a chapter's notebook, or with a file that holds a seed that of its paper."""
+    """Write the zip for a chapter's notebook, or for its individual assignment if `seed` is given; return its path.
+
+    seed: a file with the secret seed. students: the roster; required with `seed`. Raises NanoEulerError if the seed is
+    too short, or the chapter or the roster cannot be used.
+    """
     kind = "paper" if seed else "chapter"
     out = out or ROOT / "_build" / "gradescope" / f"{kind}-{chapter}.zip"
     with tempfile.TemporaryDirectory() as name:
@@ -79,11 +83,11 @@ def _ignored(path: Path) -> dict:
 
 def _secrets(box: Path, chapter: str, seed: Path, students: Path | None) -> None:
     if students is None:
-        raise NanoEulerError("a paper depends on its student's name: STUDENTS=FILE, the list they were handed out with")
+        raise NanoEulerError("STUDENTS must be given with SEED: the list from which the assignments were handed out")
     text = seed.read_text("utf-8").strip()
-    papers.paper(chapter, text, "")  # a wrong chapter is told here
+    papers.paper(chapter, text, "")  # refuses a chapter without an assignment
     if len(text) < 12:
-        raise NanoEulerError(f"{seed} has a seed of {len(text)} characters, expected 12 or more")
+        raise NanoEulerError(f"{seed}: the seed must have at least 12 characters, got {len(text)}")
     roster.read(students)
     (box / "seed").write_text(text, "utf-8")
     shutil.copy(students, box / "students.csv")
@@ -93,7 +97,10 @@ def _secrets(box: Path, chapter: str, seed: Path, students: Path | None) -> None
 
 
 def results(root: Path, user: str = USER) -> dict:
-    """What results.json holds. Of a submission that cannot be graded: why, and no points."""
+    """Grade the submission in root/submission, and return the content of results.json.
+
+    A submission that cannot be graded gets 0 points and the reason.
+    """
     try:
         job = json.loads((root / "source" / "job.json").read_text())
         papers.check_user(user)
@@ -104,14 +111,14 @@ def results(root: Path, user: str = USER) -> dict:
             return grade(job["chapter"], folder, root, user)
     except NanoEulerError as error:
         reason = str(error)
-    except Exception as error:  # students get a sentence, and the log has the rest
+    except Exception as error:  # students see one sentence; the log has the details
         reason = f"the autograder failed, {type(error).__name__}. Your instructor can run it again"
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
     return {"score": 0, "output": f"Not graded: {reason}.", "tests": []}
 
 
 def _copy(submission: Path, folder: Path) -> None:
-    """The files of a submission, and nothing that only points to others."""
+    """Copy the regular files of a submission, without links."""
     folder.mkdir()
     for path in sorted(submission.rglob("*")):
         to = folder / path.relative_to(submission)
@@ -122,7 +129,10 @@ def _copy(submission: Path, folder: Path) -> None:
 
 
 def paper(chapter: str, folder: Path, root: Path, user: str) -> dict:
-    """A paper's marks: a test for each problem, shown when the instructor publishes the grades."""
+    """Grade an individual assignment with one test per problem; students see it when the grades are published.
+
+    Raises NanoEulerError if there is no answers.py, or if the submission does not belong to one student of the roster.
+    """
     told = json.loads((root / "submission_metadata.json").read_text("utf-8"))
     known = roster.read(root / "source" / "students.csv")
     student = student_of(told.get("users") or [], known)
@@ -136,20 +146,23 @@ def paper(chapter: str, folder: Path, root: Path, user: str) -> dict:
         _test(f"{m.problem}: {p.title}", m.points, m.of, m.said or "Right.") | {"visibility": "after_published"}
         for p, m in zip(problems, marks, strict=True)
     ]
-    return {"output": f"{found.path.name} of {student} was taken in. {found.remark}".strip(), "tests": tests}
+    return {"output": f"Graded {found.path.name} of {student}. {found.remark}".strip(), "tests": tests}
 
 
 def student_of(users: list[dict], known: roster.Roster) -> str:
-    """The name on the roster of the one who handed in, by address or by name."""
+    """Return the name on the roster of the student who handed in, found by email address or by name.
+
+    Raises NanoEulerError unless exactly one student handed in and has one entry on the roster.
+    """
     names = [str(user.get("name") or user.get("email")) for user in users]
     if len(users) != 1:
-        raise NanoEulerError(f"handed in by {', '.join(names) or 'nobody'}, expected one student: papers differ")
+        raise NanoEulerError(f"a submission must have one student, got {', '.join(names) or 'none'}")
     email = str(users[0].get("email") or "")
     for spelling in (email, email.partition("@")[0], names[0]):
         found = known.matches(spelling) if roster.fold(spelling) else []
         if len(found) == 1:
             return found[0].name
-    raise NanoEulerError(f"{short(names[0])} is not on the list of students, or twice: ask your instructor")
+    raise NanoEulerError(f"{short(names[0])} must be on the list of students exactly once: ask your instructor")
 
 
 def _test(name: str, score: float, of: float, said: str) -> dict:
@@ -158,7 +171,10 @@ def _test(name: str, score: float, of: float, said: str) -> dict:
 
 
 def notebook(chapter: str, folder: Path, root: Path, user: str) -> dict:
-    """A notebook's points: a test for each check, shown at once. What a person reads is not among them."""
+    """Grade a notebook with one test per check, which students see at once. Written answers are not included.
+
+    Raises NanoEulerError if the notebook cannot be run within the limits.
+    """
     tree = root / "nanoeuler"
     course = tree / "_build" / "assignments"
     (release,) = (course / "release" / chapter).glob("*.ipynb")
@@ -178,14 +194,14 @@ def notebook(chapter: str, folder: Path, root: Path, user: str) -> dict:
     try:
         process.wait(SECONDS)
     except subprocess.TimeoutExpired:
-        raise NanoEulerError(f"the notebook did not end after {SECONDS // 60} minutes") from None
+        raise NanoEulerError(f"the notebook did not finish within {SECONDS // 60} minutes") from None
     finally:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         papers.end_processes(user)
     row = autograde.earlier(course / f"grades-{chapter}.csv").get(STUDENT)
     if process.returncode == -signal.SIGKILL:
-        raise NanoEulerError("the notebook stopped the program that grades it, or took all of the memory")
+        raise NanoEulerError("the notebook ended the grading program, or used up the memory")
     if row is None:
         raise RuntimeError(f"tools.course.autograde ended with code {process.returncode}")
     if not autograde.ran(row):
@@ -199,7 +215,7 @@ def notebook(chapter: str, folder: Path, root: Path, user: str) -> dict:
         score = min(max(float(row.get(name.removesuffix("-check")) or 0), 0), of)
         checked, answer = checks.get(name, (None, None))
         said = feedback.sentence(checked, answer if score < of else None) if checked else ""
-        tests.append(_test(exercise, score, of, said or row["remark"] or "It did not run."))
+        tests.append(_test(exercise, score, of, said or row["remark"] or "This check did not run."))
     return {"output": row["remark"], "tests": tests}
 
 
@@ -211,7 +227,7 @@ def main(words: list[str]) -> None:
         return
     chapter, *files = words
     if not chapter:
-        sys.exit("which chapter? make gradescope CH=08, and for its paper SEED=FILE STUDENTS=FILE")
+        sys.exit("CH must be given: make gradescope CH=08, with SEED=FILE STUDENTS=FILE for an individual assignment")
     try:
         out = pack(chapter, *(Path(text) if text else None for text in files))
     except (NanoEulerError, OSError) as error:

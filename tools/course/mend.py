@@ -1,8 +1,9 @@
-"""Mend a submission from its release before nbgrader runs: a copied, split, lost or unmarked cell costs no points.
+"""Repair a submission before nbgrader runs, so that a copied, split or unmarked cell costs no points.
 
-nbgrader finds the graded cells of a notebook by a mark in their metadata, and gives a whole notebook up in which a
-mark stands twice or is missing. Students copy cells, split and merge them, delete them, and use editors that drop
-metadata. Afterwards each mark of the release stands once in the submission, with the release's points and locks.
+nbgrader finds the graded cells of a notebook by an id in their metadata, called the mark here. If a mark is missing or
+occurs twice, nbgrader refuses the whole notebook. Students copy, split, merge and delete cells, and use editors that
+drop metadata. After the repair each mark of the release occurs exactly once in the submission, with the release's
+points and locks.
 """
 
 import copy
@@ -12,31 +13,35 @@ import uuid
 from nbformat import NotebookNode
 
 KERNEL = re.compile(r"\b__global__\s+(?:__launch_bounds__\([^)]*\)|[^;{}(])*?(?!__launch)\b(\w+)\(")
+BOOK = re.compile(r"^from book_\w+ import ", re.M)
 DEFINED = re.compile(r"^(?:def|class) (\w+)|^(\w+) *=(?!=)", re.M)
 
 
 def mark(cell) -> str:
-    """The name by which nbgrader knows a cell, or ""."""
+    """Return the id by which nbgrader identifies a cell, "" if the cell has none."""
     marks = cell.metadata.get("nbgrader")
     return str(marks.get("grade_id") or "") if isinstance(marks, dict) else ""
 
 
 def defines(cell) -> set[str]:
-    """What a code cell defines at its outer level, or which kernels; it need not be Python that can be read."""
+    """Return the names and CUDA kernels that a code cell defines at its top level, even if it has syntax errors."""
     if cell.cell_type != "code":
         return set()
     return {name for found in DEFINED.findall(cell.source) for name in found if name} | {*KERNEL.findall(cell.source)}
 
 
 def asked(wanted) -> set[str]:
-    """The names by which a gap or a check of the release is known again: `my_...`, `check_...`, or a kernel's."""
+    """Return the names that identify a gap or check: `my_...` and `check_...`, or else all names that it defines."""
     names = defines(wanted)
     return {name for name in names if name.startswith(("my_", "check_"))} or names
 
 
 def mend(notebook: NotebookNode, release: NotebookNode) -> str:
-    """Mend the notebook in place; one line that names the cells, "" if there was nothing to do."""
+    """Repair the notebook in place; return one line that lists the changed cells, "" if nothing was changed."""
     marked = {mark(cell): cell for cell in release.cells if mark(cell)}
+    books = {found for cell in release.cells for found in BOOK.findall(cell.source)}
+    for cell in notebook.cells if len(books) == 1 else ():  # handed out when the chapter had a different number
+        cell.source = BOOK.sub(*books, cell.source)
     cells, copied, unknown, found, put_back = notebook.cells, [], [], [], []
     for name in dict.fromkeys(map(mark, cells)):
         same = [cell for cell in cells if mark(cell) == name]
@@ -57,7 +62,7 @@ def mend(notebook: NotebookNode, release: NotebookNode) -> str:
             and not wanted.metadata.nbgrader.grade
             and any(asked(wanted) <= defines(c) for c in cells if asked(wanted))
         ):
-            continue  # a gap that was merged into another cell: its stub would undo the answer
+            continue  # the gap was merged into a different cell; restoring its stub would overwrite the answer
         if not standing:
             put_back.append(name)
             standing = [copy.deepcopy(wanted)]
@@ -69,9 +74,9 @@ def mend(notebook: NotebookNode, release: NotebookNode) -> str:
         standing[0].metadata.nbgrader = copy.deepcopy(wanted.metadata.nbgrader)
     told = {
         "copies of {} count once": copied,
-        "unknown: {}": unknown,
+        "not in the release: {}": unknown,
         "found without its mark: {}": found,
-        "put back: {}": put_back,
+        "restored: {}": put_back,
     }
     return "; ".join(what.format(_few(names)) for what, names in told.items() if names)
 
@@ -81,18 +86,18 @@ def _few(names: list[str]) -> str:
 
 
 def _last(same: list, wanted):
-    """Of the copies of a cell the last, or the last that a student has changed."""
+    """Return the last copy of a cell; for a gap, return the last copy that the student has changed."""
     changed = [cell for cell in same if cell.source.strip() not in ("", wanted.source.strip())]
     return (same if wanted.metadata.nbgrader.locked else changed or same)[-1]
 
 
 def _unmarked(cells: list, release: list, wanted):
-    """The cell that is the wanted one without its mark: by nbformat's id, by equal text, by a name, by its place."""
+    """Find the wanted cell among the cells without a mark by nbformat's id, defined names, text or position."""
     free = [cell for cell in cells if not mark(cell)]
     by_id = [cell for cell in free if wanted.get("id") and cell.get("id") == wanted.id]
     by_text = [cell for cell in free if cell.source.strip() == wanted.source.strip()]
     names = asked(wanted)
-    if not wanted.metadata.nbgrader.grade:  # a gap may have been merged behind a check, which is put back then
+    if not wanted.metadata.nbgrader.grade:  # a gap may have been merged into a check, which is restored later
         free = [cell for cell in cells if not mark(cell) or mark(cell).endswith("-check")]
     by_name = [cell for cell in free if names and names <= defines(cell)]
     if candidates := by_id or by_name or by_text:
@@ -106,7 +111,7 @@ def _unmarked(cells: list, release: list, wanted):
 
 
 def _place(cells: list, release: list, wanted) -> int:
-    """Where a cell of the release belongs: behind the nearest cell before it that still stands."""
+    """Return the index at which a cell of the release belongs, after its nearest predecessor that still exists."""
     for before in reversed(release[: release.index(wanted)]):
         for at in reversed(range(len(cells))):
             same_mark = mark(before) and mark(cells[at]) == mark(before)

@@ -1,1 +1,1 @@
-"""The notebooks as files: run, numbered, counted, mirrored, compared, and the results that they plot."""
+"""Programs that run, number, measure, compare and update the notebooks, and store the results that they plot."""

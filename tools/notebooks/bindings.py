@@ -1,4 +1,4 @@
-"""What a notebook's names are bound to, statement by statement: the code that a definition needs, and no more."""
+"""Find the statements of a notebook that a definition needs, by the names that each statement binds and reads."""
 
 import ast
 import builtins
@@ -14,7 +14,7 @@ KERNEL = re.compile(r'extern "C"\s+__global__\s+void\s*(?:__launch_bounds__\([^)
 
 @dataclass(frozen=True, order=True)
 class Statement:
-    """A statement at the top level of a notebook's cell, with the names that it binds and those that it reads."""
+    """A statement at the top level of a notebook's cell, with the names that it binds and the names that it reads."""
 
     cell: int
     line: int
@@ -32,8 +32,9 @@ class Statement:
 
 
 def statements(cell, number: int) -> list[Statement]:
-    """The statements of a code cell; for one of CUDA, what binds its kernels in Python. The reader's answer in
-    `own_x or book_x` is left out: it is `book_x`.
+    """Return the top-level statements of a code cell. For a CUDA cell, the statements compile and bind its kernels.
+
+    In an expression such as `own_x or book_x` the reader's answer is removed, which leaves `book_x`.
     """
     magic, _, text = cell.source.partition("\n")
     if magic in ("%%cuda", "%%cuda --cpu"):
@@ -55,7 +56,7 @@ def statements(cell, number: int) -> list[Statement]:
 
 
 class _Book(ast.NodeTransformer):
-    """`own_x or book_x` and `book_x if own_x is None else own_x` become `book_x`."""
+    """Replace `own_x or book_x` and `book_x if own_x is None else own_x` by `book_x`."""
 
     def visit_BoolOp(self, node):
         others = [self.visit(v) for v in node.values if not _is_own(v)]
@@ -80,7 +81,7 @@ def _bound(node: ast.stmt) -> set[str]:
 
 
 def reads(source: str) -> frozenset:
-    """The global names that a piece of code reads, inside its functions and by `+=`, too; Python's own names apart."""
+    """Return the global names that code reads, also in functions and by `+=`, without Python's built-in names."""
     added = {
         n.target.id
         for n in ast.walk(ast.parse(source))
@@ -99,7 +100,7 @@ def reads(source: str) -> frozenset:
 
 
 class Bindings:
-    """The statements of a notebook's code cells, in order; `skip` says of a cell that it is no part of them."""
+    """The statements of a notebook's code cells, in order. skip(cell): whether to leave a cell out."""
 
     def __init__(self, cells: list, skip=lambda cell: False):
         self.statements = [
@@ -110,8 +111,10 @@ class Bindings:
         ]
 
     def needed(self, names, before: int) -> list[Statement]:
-        """The statements that bind these names, and what they need in turn: of each name the last one up to cell
-        `before`, or the first one behind it. LookupError if a name is bound nowhere.
+        """Return the statements that bind these names, and the statements that they need in turn, in order.
+
+        For each name, the last statement up to cell `before` counts, or else the first statement after this cell.
+        Raises LookupError if no statement binds a name.
         """
         chosen, asked = set(), [(name, (before, math.inf)) for name in names]
         seen = set()
@@ -122,12 +125,12 @@ class Bindings:
             seen.add((name, at))
             places = [s for s in self.statements if name in s.binds]
             if not places:
-                raise LookupError(f"{name} is bound nowhere in the notebook")
+                raise LookupError(f"{name}: no cell of the notebook defines it")
             earlier = [s for s in places if (s.cell, s.line) <= at]
             statement = earlier[-1] if earlier else places[0]
             if statement not in chosen:
                 chosen.add(statement)
                 asked += [(n, (statement.cell, math.inf)) for n in statement.reads - statement.binds]
-                if not statement.is_definition:  # `x += 1`: the x before it
+                if not statement.is_definition:  # `x += 1` needs the statement that bound x before
                     asked += [(n, (statement.cell, statement.line - 1)) for n in statement.reads & statement.binds]
         return sorted(chosen)

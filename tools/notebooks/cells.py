@@ -1,4 +1,4 @@
-"""A notebook's code cells, and what those with a tag define: for a chapter's long experiment and for its tests."""
+"""Read the code cells of a notebook, and run those with a tag, for the chapter's long experiments and tests."""
 
 import contextlib
 import io
@@ -12,20 +12,23 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def code_cells(name: str) -> list:
-    """The code cells of notebooks/`name`.ipynb, in order."""
+    """Return the code cells of notebooks/`name`.ipynb, in order."""
     cells = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells
     return [cell for cell in cells if cell.cell_type == "code"]
 
 
 def python(cell) -> str:
-    """A cell's Python: nothing of a cell in another language, and no line that is a magic."""
+    """Return a cell's Python without lines that are magics; "" for a cell in a different language."""
     if cell.source.startswith("%%"):
         return ""
     return "\n".join("" if line.startswith("%") else line for line in cell.source.split("\n"))
 
 
 def kernels(cell, checked: bool = True) -> dict:
-    """The kernels of a cell that begins with %%cuda alone, by name; of any other cell none."""
+    """Compile the kernels of a cell that begins with %%cuda, and return them by name; other cells have none.
+
+    checked: whether the kernels run with cudacheck's checks.
+    """
     magic, _, text = cell.source.partition("\n")
     if magic != "%%cuda":
         return {}
@@ -34,9 +37,9 @@ def kernels(cell, checked: bool = True) -> dict:
 
 
 def run_tagged(name: str, *tags: str) -> dict:
-    """The names that the cells with one of these tags define, run in order; what they print is dropped.
+    """Run the cells that have one of these tags, in order, and return the variables that the cells define.
 
-    Kernels are compiled without the checker: this is for experiments.
+    Printed output is dropped. Kernels are compiled without checks, because experiments need the speed.
     """
     names = {"__name__": "chapter"}
     for cell in code_cells(name):

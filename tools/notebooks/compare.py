@@ -1,8 +1,8 @@
-"""How a cell's output is compared with the one stored: a pytest plugin, beside nbval.
+"""A pytest plugin for nbval that compares a cell's output with the stored output.
 
-A number with a decimal point, an exponent or a percent sign may differ by one unit of its last digit: on another
-processor, a value that stands on a rounding border falls to the other side. Everything else, whole numbers too, is
-compared exactly. The summary lists the numbers that differed.
+A number with a decimal point, an exponent or a percent sign may differ by one unit of its last digit, because a value
+at a rounding boundary may be rounded the other way on a different processor. Everything else, including integers, must
+be equal. The summary at the end lists the numbers that differed.
 """
 
 import re
@@ -11,8 +11,8 @@ from decimal import Decimal
 
 import pytest
 
-# Blanks before a number belong to it: in a table aligned to the right, 9.99 and 10.00 take the same room. No number
-# begins inside a word or a version (a1.5, 2.4.6), and a full stop after a whole number is no decimal point.
+# The blanks before a number belong to the match, because in a right-aligned table 9.99 and 10.00 have the same width. A
+# number cannot begin inside a word or a version (a1.5, 2.4.6), and a full stop after an integer is not a decimal point.
 NUMBER = re.compile(
     r"(?P<blanks> *)(?<![\w.])(?P<value>[+-]?\d+(?:,\d{3})*(?P<point>\.\d+)?(?P<exponent>[eE][+-]?\d+)?)"
     r"(?P<percent> ?%)?(?!\d|\.\d)"
@@ -20,10 +20,10 @@ NUMBER = re.compile(
 
 
 class Output(str):
-    """An output's text. Two are equal if they differ at most in numbers, each by one unit of its last digit."""
+    """The text of an output. Two texts are equal if only numbers differ, each by at most one unit of its last digit."""
 
     __hash__ = str.__hash__
-    seen: Callable[[list[str]], object] = staticmethod(list)  # told the numbers that differ, where two are equal
+    seen: Callable[[list[str]], object] = staticmethod(list)  # called with the allowed differences of equal texts
 
     def __eq__(self, other):
         found = differences(self, other)
@@ -36,7 +36,7 @@ class Output(str):
 
 
 def differences(stored: str, computed: str) -> list[tuple[str, str]] | None:
-    """The pairs of numbers in which two texts differ by no more than they may; None if they differ in anything else."""
+    """Return the pairs of numbers that differ by an allowed amount; None if the texts differ in anything else."""
     if str.__eq__(stored, computed):
         return []
     then, now = list(NUMBER.finditer(stored)), list(NUMBER.finditer(computed))
@@ -47,7 +47,7 @@ def differences(stored: str, computed: str) -> list[tuple[str, str]] | None:
 
 
 def _rest(text, numbers):
-    """What stands between the numbers."""
+    """Return the pieces of text between the numbers."""
     ends = [0, *(number.end() for number in numbers)]
     starts = [*(number.start() for number in numbers), len(text)]
     return [text[end:start] for end, start in zip(ends, starts, strict=True)]
@@ -85,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _tell(cell, test, ref):
-    """Adds to a failure what came on stderr and was not stored, which nbval names without its words; False."""
+    """Add unexpected text on stderr, which nbval does not show, to a failure; return False."""
     stored, found = ([out["text"] for out in outs if out.get("name") == "stderr"] for outs in (ref, test))
     if found and not stored:
         cell.comparison_traceback.append("on stderr: " + "".join(found))
@@ -105,7 +105,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
     found = [(r.nodeid, text) for r in reports for name, text in r.user_properties if name == "shifted"]
     if found:
         numbers = sum(len(text) for _, text in found)
-        terminalreporter.section("numbers one unit of their last digit from those stored")
+        terminalreporter.section("numbers that differ from the stored ones by one unit of their last digit")
         for node, text in sorted(found):
             terminalreporter.write_line(f"{node}: {', '.join(text[:4])}{', ...' if len(text) > 4 else ''}")
-        terminalreporter.write_line(f"{numbers} numbers in {len(found)} cells; each may be")
+        terminalreporter.write_line(f"{numbers} numbers in {len(found)} cells; these differences are allowed")

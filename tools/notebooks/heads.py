@@ -1,6 +1,6 @@
-"""What the head of a chapter says of it: the table of facts, and the chapters that it builds on.
+"""Read the header of a chapter: the table of facts, and the chapters that it needs.
 
-The heads are the one place that says so; the instructor guide and its plans read it here.
+These facts are written only in the headers; the instructor guide and its plans read them with this module.
 """
 
 import re
@@ -21,29 +21,29 @@ LINK = re.compile(r"\]\((?:\.\./notebooks/)?(\w+)\.ipynb\)")
 
 @dataclass(frozen=True)
 class Chapter:
-    """A chapter as its head, its marks and its length tell of it."""
+    """A chapter: the facts in its header, its points, its exercises and its length."""
 
-    name: str  # of the notebook, "06_attention"
+    name: str  # of the notebook: "06_attention"
     title: str
     part: str
     facts: dict[str, str]  # name of the row: its Markdown
     length: count.Length
-    points: int  # of all marks of nbgrader
+    points: int  # the sum of nbgrader's points
     exercises: dict[str, tuple[str, bool]] = field(default_factory=dict)  # label: title, and whether it is open
 
     @property
     def number(self) -> str:
-        """What stands before its name: "06", "A1"."""
+        """Return the number at the beginning of the chapter's name: "06", "A1"."""
         return self.name.partition("_")[0]
 
     @property
     def needs(self) -> list[str]:
-        """The numbers of the chapters that its head links to as what a reader needs."""
+        """Return the numbers of the chapters to which the row `You need` in the header links."""
         return list(dict.fromkeys(name.partition("_")[0] for name in LINK.findall(self.facts["You need"])))
 
 
 def chapters(root: Path = ROOT) -> dict[str, Chapter]:
-    """Every chapter of _toc.yml by its number, in its order; read once, whether the book is named or not."""
+    """Return the chapters of _toc.yml by number, in order; the chapters of a folder are read only once."""
     return _chapters(root)
 
 
@@ -54,13 +54,13 @@ def _chapters(root: Path) -> dict[str, Chapter]:
 
 
 def read(path: Path, part: str = "") -> Chapter:
-    """The chapter in this file. LookupError if its head has no facts, or lacks one of the rows that are read here."""
+    """Read a chapter from a notebook. Raises LookupError if a row is missing from the facts in its header."""
     notebook = nbformat.read(path, as_version=4)
     table = FACTS.search(notebook.cells[0].source)
     facts = {m["name"]: " ".join(m["text"].split()) for m in FACT.finditer(table[2])} if table else {}
     for row in ("You need", "Hardware", "Afterwards you can"):
         if row not in facts:
-            raise LookupError(f"{path.name}: the head has no row `{row}`, found {list(facts)}")
+            raise LookupError(f"{path.name}: the header must have a row `{row}`, got {list(facts)}")
     points = sum(cell.metadata.get("nbgrader", {}).get("points", 0) for cell in notebook.cells)
     texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
     exercises = {

@@ -1,9 +1,10 @@
 """Keep the "You are here" map of every chapter equal to `_toc.yml`.
 
     python -m tools.notebooks.maps            # check; exit status 1 on a difference
-    python -m tools.notebooks.maps --write    # write them anew
+    python -m tools.notebooks.maps --write    # update the maps
 
-A map has a line for each part of the book. A chapter is named by its title (`# 06 Attention`), in bold where you are.
+A map has a line for each part of the book. It names each chapter by its title (`# 06 Attention`); the title of the
+notebook itself is bold.
 """
 
 import argparse
@@ -19,7 +20,7 @@ MAP = re.compile(r"(:::\{admonition\} You are here\n:class: here dropdown\n).*?(
 
 
 def parts(root: Path = ROOT) -> list[tuple[str, list[Path]]]:
-    """(caption, notebooks) of each part of the book that has chapters."""
+    """Return (caption, notebooks) for each part of the book that has chapters."""
     toc = yaml.safe_load((root / "_toc.yml").read_text())
     found = []
     for part in toc["parts"]:
@@ -30,13 +31,13 @@ def parts(root: Path = ROOT) -> list[tuple[str, list[Path]]]:
 
 
 def title(notebook: nbformat.NotebookNode) -> str:
-    """The text of the first heading."""
+    """Return the text of a notebook's first heading."""
     headings = (re.search(r"^# (.+)$", cell.source, re.M) for cell in notebook.cells)
     return next(found[1] for found in headings if found)
 
 
 def outdated(root: Path = ROOT) -> dict[Path, nbformat.NotebookNode]:
-    """The notebooks whose map differs from the table of contents, as they should be."""
+    """Return corrected copies of the notebooks whose map differs from the table of contents."""
     book = parts(root)
     notebooks = {file: nbformat.read(file, as_version=4) for _, files in book for file in files}
     names = {file: title(notebook) for file, notebook in notebooks.items()}
@@ -48,7 +49,7 @@ def outdated(root: Path = ROOT) -> dict[Path, nbformat.NotebookNode]:
             lines.append(f"{caption}: {' → '.join(chapters)}")
         cell = next((cell for cell in notebook.cells if MAP.search(cell.source)), None)
         if cell is None:
-            raise LookupError(f"{here.name} has no admonition `You are here`")
+            raise LookupError(f"{here.name}: must have an admonition `You are here`, got none")
         wanted = MAP.sub(lambda m, lines=lines: m[1] + "\\\n".join(lines) + m[2], cell.source)
         if wanted != cell.source:
             cell.source = wanted
@@ -64,7 +65,7 @@ def main() -> int:
     for file, notebook in found.items():
         if write:
             file.write_text(nbformat.writes(notebook) + "\n")
-        print(f"{file.name}: the map of the book {'is written anew' if write else 'is out of date'}")
+        print(f"{file.name}: the map of the book {'was updated' if write else 'is out of date'}")
     return 0 if write else len(found) > 0
 
 

@@ -1,12 +1,14 @@
-"""Hold the notebook cells that show library code equal to the library.
+"""Keep the notebook cells that show library code equal to the library.
 
-Every top-level function, class and constant of a code cell tagged `mirror` must be the text of that name in the
-module that the notebook's metadata names, `"nanoeuler": {"module": "nanoeuler_lib.ops.reference"}`, or that the
-cell's own metadata names in the same way. A cell tagged `mirror-part` may show a class with some of its methods. The
-cell may stop a docstring after any line, the first at the earliest. Everything else counts, comments too.
+In a code cell tagged `mirror`, the source of every top-level function, class and constant must equal its source in the
+library. The metadata of the notebook or of the cell names the module:
+`"nanoeuler": {"module": "nanoeuler_lib.ops.reference"}`. A cell tagged `mirror-part` may show a class with only some
+of its methods. A cell may end a docstring early, after its first line or later. Everything else must be equal,
+including comments.
 
-A cell that begins with a magic (`%%cuda`) holds C++, and "module" is the path of a file, nanoeuler_lib/kernels/rope.cu,
-or a list of paths: each function, struct and #define of the cell must be the one of that name there.
+A cell that begins with a magic (`%%cuda`) contains C++. Its "module" is the path of a file, such as
+nanoeuler_lib/kernels/rope.cu, or a list of paths, and its functions, structs and #defines must equal those in the
+files.
 
     python -m tools.notebooks.mirror            # check; exit status 1 on a difference
     python -m tools.notebooks.mirror --write    # copy the library's text into the cells
@@ -28,7 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def check_notebook(path: Path, write: bool = False, root: Path = ROOT) -> list[str]:
-    """One line or more for each difference in the notebook; with `write`, what cannot be mended by copying."""
+    """Return messages about the differences in a notebook.
+
+    write: copy the library's source into the cells, and return only the differences that copying cannot fix.
+    """
     notebook = nbformat.read(path, as_version=4)
     default = notebook.metadata.get("nanoeuler", {}).get("module")
     problems, changed = [], False
@@ -52,9 +57,12 @@ def check_notebook(path: Path, write: bool = False, root: Path = ROOT) -> list[s
 
 
 def check_cell(cell: str, module: str | list[str] | None, part: bool, root: Path) -> tuple[str, list[str]]:
-    """The cell's text with the library's in its place, and how the two differ."""
+    """Return a cell's text with the library's source copied into it, and messages about the differences.
+
+    Raises LookupError if the cell cannot be compared with a module.
+    """
     if module is None:
-        raise LookupError("tagged mirror, but neither the cell's nor the notebook's metadata names a module")
+        raise LookupError("tagged mirror: the metadata of the cell or of the notebook must name a module")
     if cell.startswith("%%"):
         shown, truth = cpp_definitions(cell), {}
         for path in [module] if isinstance(module, str) else module:
@@ -62,11 +70,13 @@ def check_cell(cell: str, module: str | list[str] | None, part: bool, root: Path
     else:
         shown, truth = (python_definitions(source, part) for source in (cell, module_path(module, root).read_text()))
     if not shown:
-        raise LookupError("tagged mirror, but it defines nothing")
+        raise LookupError("tagged mirror: the cell must define something, got no definition")
     lines, problems = cell.splitlines(), []
-    for name, ours in sorted(shown.items(), key=lambda item: -item[1].first):  # bottom up: line numbers stay valid
+    for name, ours in sorted(
+        shown.items(), key=lambda item: -item[1].first
+    ):  # from the bottom, so that line numbers stay valid
         if name not in truth:
-            raise LookupError(f"{name} is not in {module}")
+            raise LookupError(f"{name} must be defined in {module}")
         theirs = truth[name]
         if not ours.shows(theirs):
             diff = difflib.unified_diff(theirs.lines, ours.lines, str(module), "notebook", lineterm="")
@@ -76,14 +86,14 @@ def check_cell(cell: str, module: str | list[str] | None, part: bool, root: Path
 
 
 class Text:
-    """The lines of a definition: decorators, comments inside it, docstrings."""
+    """The source of a definition, with decorators and comments, and its docstrings separately."""
 
     def __init__(self, source: str, node: ast.stmt):
         self.first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
         self.last = node.end_lineno
         self.lines = source.splitlines()[self.first - 1 : self.last]
-        self.brief = list(self.lines)  # each docstring cut after its first line
-        self.docstrings = []  # each docstring's lines
+        self.brief = list(self.lines)  # with each docstring cut after its first line
+        self.docstrings = []  # the lines of each docstring
         for doc in sorted(docstrings(node), key=lambda doc: -doc.lineno):
             start, stop = doc.lineno - self.first, doc.end_lineno - self.first + 1
             text = [line.strip() for line in doc.value.value.strip().splitlines()]
@@ -96,14 +106,14 @@ class Text:
         return all(len(text) == 1 for text in self.docstrings)
 
     def shows(self, other: "Text") -> bool:
-        """Equal but for docstrings that stop early."""
+        """Return whether the source equals the source of `other`, apart from docstrings that end early."""
         return self.brief == other.brief and all(
             mine == theirs[: len(mine)] for mine, theirs in zip(self.docstrings, other.docstrings, strict=True)
         )
 
 
 def python_definitions(source: str, part: bool) -> dict[str, Text]:
-    """What the source defines at its top level; with `part`, each method by itself."""
+    """Return the top-level definitions of a source by name; with `part`, each method separately."""
     found = definitions(ast.parse(source))
     return {name: Text(source, node) for name, node in (with_methods(found) if part else found).items()}
 
@@ -130,7 +140,7 @@ def definitions(tree: ast.Module | ast.ClassDef) -> dict[str, ast.stmt]:
 
 
 def with_methods(shown: dict[str, ast.stmt]) -> dict[str, ast.stmt]:
-    """Each class replaced by what it defines, as Class.name."""
+    """Replace each class by its attributes and methods, named Class.name."""
     return {
         f"{name}.{inner}" if inner else name: node
         for name, outer in shown.items()
@@ -140,7 +150,7 @@ def with_methods(shown: dict[str, ast.stmt]) -> dict[str, ast.stmt]:
 
 @dataclass
 class Lines:
-    """The lines of a C++ definition, from the first of its own to the closing brace."""
+    """The lines of a C++ definition, from its first line to the closing brace."""
 
     first: int
     last: int
@@ -152,7 +162,7 @@ class Lines:
 
 
 def cpp_definitions(source: str) -> dict[str, Lines]:
-    """Every function, struct and #define that starts at the left margin; not a declaration, nor the comment above."""
+    """Return the functions, structs and #defines that start at the left margin, without declarations and comments."""
     code = blank_comments("\n" + source.partition("\n")[2] if source.startswith("%%") else source, strings=True)
     found, lines, number = {}, source.splitlines(), 0
     rows = code.splitlines()
@@ -166,7 +176,9 @@ def cpp_definitions(source: str) -> dict[str, Lines]:
             while not re.search(r"[;}]\s*$", text) or text.count("{") != text.count("}"):
                 number += 1
                 if number == len(rows):
-                    raise LookupError(f"line {first + 1} starts what never ends: {lines[first]}")
+                    raise LookupError(
+                        f"line {first + 1} must begin a complete definition, got no end of it: {lines[first]}"
+                    )
                 text += "\n" + rows[number]
             head = re.sub(r"__launch_bounds__\s*\([^()]*\)", "", text.partition("{")[0])
             name = "{" in text and (re.search(r"(\w+)\s*\(", head) or re.search(r"struct\s+(\w+)", head))

@@ -1,11 +1,12 @@
-"""Run notebooks in place and move them to and from MyST text.
+"""Run notebooks in place, and convert them to and from MyST text.
 
     python -m tools.notebooks.notebook execute notebooks/06_attention.ipynb
     python -m tools.notebooks.notebook text notebooks/06_attention.ipynb        # -> _build/text/06_attention.md
     python -m tools.notebooks.notebook from-text _build/text/06_attention.md    # -> the notebook, executed
 
-Outputs are normalised, so that a second run changes only what truly changed: no timings, no Python version, adjacent
-pieces of a stream joined. data/runs.json notes when and how long the code ran, for the status page (runs.py).
+Outputs are normalised, so that a second run changes only outputs that differ: timings and the Python version are
+removed, and adjacent pieces of a stream are joined. data/runs.json records when and how long the code ran, for the
+status page (runs.py).
 """
 
 import argparse
@@ -27,7 +28,7 @@ CELL_SECONDS = 600
 
 
 def execute(path: Path) -> None:
-    """Run the notebook from top to bottom in its own folder; the file is replaced only if every cell ran."""
+    """Run a notebook from top to bottom in its own folder; the file is replaced only if no cell failed."""
     notebook = nbformat.read(path, as_version=4)
     took = run(notebook, path.parent)
     text = nbformat.writes(notebook) + "\n"
@@ -40,7 +41,7 @@ def execute(path: Path) -> None:
 
 
 def run(notebook: nbformat.NotebookNode, folder: Path) -> tuple[float, float]:
-    """Execute every cell and normalise what is stored. Returns seconds by the clock, and of all cores together."""
+    """Run every cell and normalise the notebook. Returns the seconds of wall-clock time, and of processor time."""
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     client = NotebookClient(
         notebook,
@@ -51,14 +52,14 @@ def run(notebook: nbformat.NotebookNode, folder: Path) -> tuple[float, float]:
         extra_arguments=["--IPKernelApp.log_level=ERROR"],
         resources={"metadata": {"path": str(folder)}},
     )
-    client.execute()  # ends with the kernel's process, and so with its time among ours
+    client.execute()  # the kernel's process has ended, so its time is counted
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     normalise(notebook)
-    return seconds, sum(after[:2]) - sum(before[:2])  # in user and in system mode
+    return seconds, sum(after[:2]) - sum(before[:2])  # user time plus system time
 
 
 def normalise(notebook: nbformat.NotebookNode) -> None:
-    """Drop the metadata that differs between runs and machines."""
+    """Remove the metadata that differs between runs and machines."""
     notebook.metadata.pop("widgets", None)
     notebook.metadata["kernelspec"] = {
         "display_name": "Python 3 (ipykernel)",
@@ -75,7 +76,7 @@ def normalise(notebook: nbformat.NotebookNode) -> None:
 
 
 def to_text(path: Path) -> None:
-    """Write the notebook's cells, without outputs, as MyST text."""
+    """Write a notebook's cells as MyST text, without outputs."""
     TEXT.mkdir(parents=True, exist_ok=True)
     target = TEXT / f"{path.stem}.md"
     jupytext.write(jupytext.read(path), target, fmt="md:myst")
@@ -83,9 +84,9 @@ def to_text(path: Path) -> None:
 
 
 def from_text(path: Path) -> None:
-    """Make the notebook from the text, keep the ids of unchanged cells, run it, and only then write it."""
+    """Make a notebook from MyST text, run it, and write it if no cell failed; unchanged cells keep their ids."""
     if path.suffix != ".md":
-        raise SystemExit(f"{path.name}: expected a text that `text` wrote, _build/text/{path.stem}.md")
+        raise SystemExit(f"{path.name}: must be a file that `text` wrote, such as _build/text/{path.stem}.md")
     target = ROOT / "notebooks" / f"{path.stem}.ipynb"
     notebook = jupytext.read(path)
     if target.exists():

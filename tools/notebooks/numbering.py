@@ -1,12 +1,12 @@
-"""Number figures, equations, exercises and theorems by chapter (6.5, A1.2), alike in the book and in JupyterLab.
+"""Number figures, equations, exercises and theorems by chapter (6.5, A1.2), equally in the book and in JupyterLab.
 
-    python -m tools.notebooks.numbering            # check; exit status 1 on a notebook that lacks something
-    python -m tools.notebooks.numbering --write    # add what is lacking: `make numbers`
+    python -m tools.notebooks.numbering            # check; exit status 1 if a notebook lacks something
+    python -m tools.notebooks.numbering --write    # add what is missing: `make numbers`
 
-JupyterLab-MyST numbers by the YAML at the top of the first cell, and only what Markdown says: so a figure's caption
-stands in a cell under it, a numbered equation has a label and `:enumerated:`, a proof has `:nonumber:`. Sphinx knows
-none of the three; `for_sphinx`, which the book's extension calls on each notebook as it is read, puts things as Sphinx
-and MyST-NB want them.
+JupyterLab-MyST reads the numbering from the YAML at the top of the first cell, and only numbers items in Markdown. So
+the caption of a figure is in a cell below it, a numbered equation has a label and `:enumerated:`, and a proof has
+`:nonumber:`. Sphinx understands none of these. The book's extension therefore calls `for_sphinx` on each notebook that
+it reads, which converts the markup to the form that Sphinx and MyST-NB need.
 """
 
 import argparse
@@ -29,21 +29,21 @@ NUMBERED = re.compile(
 
 
 def chapter(name: str) -> str | None:
-    """The number in a notebook's name: "6" of "06_attention", "A1" of "A1_cpu_runtime"; None of a page."""
+    """Return the number in a notebook's name: "6" for "06_attention", "A1" for "A1_cpu_runtime"; else None."""
     found = CHAPTER.match(name.rpartition("/")[2])
     return found and (found[1].lstrip("0") or "0")
 
 
-# ---- Notebooks are JSON as nbformat writes it: a cell's source may be one string or a list of lines.
+# ---- Notebooks are JSON here: the source of a cell may be one string or a list of lines
 
 
 def text(cell: dict) -> str:
-    """A cell's source."""
+    """Return a cell's source as one string."""
     return "".join(cell["source"])
 
 
 def numbered(notebook: dict, number: str) -> dict:
-    """The notebook as JupyterLab wants it."""
+    """Return a copy of a notebook with the markup that JupyterLab needs for its numbers."""
     front = f"---\nnumbering:\n  enumerator: {number}.%s\n  equation: false\n---\n\n"
     cells = []
     for cell in copy.deepcopy(notebook["cells"]):
@@ -68,7 +68,7 @@ def numbered(notebook: dict, number: str) -> dict:
 
 
 def _with(option):
-    """What puts an option behind a directive's opening lines, where it is not there yet."""
+    """Return a replacement function that adds an option to a directive that lacks this option."""
 
     def replaced(match):
         there = match[0] + match.string[match.end() :].partition("\n\n")[0]
@@ -78,7 +78,7 @@ def _with(option):
 
 
 def for_sphinx(source: str) -> str:
-    """The text of a notebook without what is for JupyterLab alone; each caption in the metadata of its figure."""
+    """Remove the markup for JupyterLab from a notebook's text, and move captions into the metadata of their figures."""
     notebook = json.loads(source)
     cells = []
     for cell in notebook["cells"]:
@@ -95,7 +95,7 @@ def for_sphinx(source: str) -> str:
 
 
 def in_jupyterlab(notebook: dict) -> dict[str, str]:
-    """Each label's number by the rule of JupyterLab-MyST 2.7: kinds count apart, in the order of the page."""
+    """Return the number of each label in JupyterLab-MyST 2.7, which counts each kind separately, in page order."""
     front = FRONT.match(text(notebook["cells"][0]))
     template = re.search(r"^  enumerator: (.+)$", front[0], re.M)[1] if front else "%s"
     counts, found = Counter(), {}
@@ -111,7 +111,7 @@ def in_jupyterlab(notebook: dict) -> dict[str, str]:
 
 
 def outdated(root: Path = ROOT) -> dict[Path, dict]:
-    """The notebooks that JupyterLab would number otherwise, as they should be."""
+    """Return corrected copies of the notebooks that JupyterLab would number differently from the book."""
     found = {}
     for path in sorted((root / "notebooks").glob("*.ipynb")):
         notebook = json.loads(path.read_text("utf-8"))

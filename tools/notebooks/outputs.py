@@ -1,9 +1,9 @@
-"""Are the notebooks' outputs, figures too, byte for byte those of another commit?
+"""Compare the outputs of the notebooks, including figures, byte by byte with the outputs at a different commit.
 
     make execute                                   # run the notebooks again, in place
-    python -m tools.notebooks.outputs 6122c10      # exit status 1, and the cells, where an output is another one
+    python -m tools.notebooks.outputs 6122c10      # list the cells whose output differs; exit status 1 if there are any
 
-For changes that must not show: of the cells that have an output on either side, by their ids.
+Use it after changes that must not affect any output. Cells are matched by their ids.
 """
 
 import json
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def outputs(text: str) -> dict[str, str]:
-    """The outputs of each code cell that has one, as JSON, by the cell's id."""
+    """Return the outputs of code cells as JSON, by cell id. text: the content of the notebook file."""
     cells = json.loads(text)["cells"]
     return {cell["id"]: json.dumps(cell["outputs"], sort_keys=True) for cell in cells if cell.get("outputs")}
 
@@ -34,8 +34,8 @@ def main() -> int:
                 same += 1
             else:
                 differ += 1
-                print(f"{path}, cell {cell}: another output")
-    print(f"{same} outputs are those of {commit}, {differ} are not")
+                print(f"{path}, cell {cell}: the output differs")
+    print(f"{same} outputs equal those of {commit}, {differ} differ")
     return bool(differ)
 
 

@@ -1,6 +1,6 @@
-"""Store the result of an experiment that takes longer than a cell.
+"""Store the results of experiments that take too long for a notebook.
 
-A script `experiments/chNN.py` (run by `make results CH=NN`) ends in
+A script `experiments/chNN.py` (run by `make results CH=NN`) ends with
 
     config = {"steps": 2000, "seeds": [0, 1, 2, 3, 4]}
     save("ch15", config, [{"heads": 4, "seed": 0, "bits_per_byte": ...}, ...])
@@ -22,9 +22,9 @@ FOLDER = ROOT / "data" / "results"
 
 
 def save(name: str, config: dict, rows: list[dict], folder: Path = FOLDER, made_on: dict | None = None) -> Path:
-    """Write data/results/<name>.json: the rows, the config that made them, commit, date and machine.
+    """Write data/results/<name>.json with the rows, the config, the commit, the date and the machine; return its path.
 
-    made_on: the machine, where it is another one than this.
+    made_on: the machine that computed the rows, if it is not this machine.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
@@ -44,9 +44,9 @@ def save(name: str, config: dict, rows: list[dict], folder: Path = FOLDER, made_
 
 
 def commit() -> str:
-    """The commit, with "-dirty" if the tree has changes; "unknown" outside a repository.
+    """Return the commit, with "-dirty" if there are uncommitted changes; "unknown" outside a repository.
 
-    NANOEULER_COMMIT names it on a machine that was given the tree of a commit without its history.
+    Set NANOEULER_COMMIT to the commit on a machine that has the files of a commit without the git history.
     """
     if given := os.environ.get("NANOEULER_COMMIT"):
         return given
@@ -58,7 +58,7 @@ def commit() -> str:
 
 
 def machine() -> dict:
-    """What a reader needs to judge a timing."""
+    """Describe the parts of this machine that a reader must know to judge a timing."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),

@@ -1,7 +1,7 @@
-"""The record of notebook runs, data/runs.json: when each notebook's code ran whole, how long, and on what.
+"""Record the complete runs of notebooks in data/runs.json: date, duration and machine of each notebook's run.
 
-`notebook.py` writes it after a run that reached the last cell. A second run of the same code leaves the record as
-it is, so that nothing changes without a reason; delete an entry to have it taken anew.
+`notebook.py` writes it after a run without errors. A second run of the same code does not change the record; delete an
+entry to record it again.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ def file(root: Path = ROOT) -> Path:
 
 
 def recorded(root: Path = ROOT) -> dict[str, dict]:
-    """The record of each notebook that has one, by the notebook's name."""
+    """Return the records of notebooks, by notebook name."""
     return json.loads(file(root).read_text("utf-8")) if file(root).exists() else {}
 
 
 def digest(path: Path) -> str:
-    """A name for the notebook's code: it changes when a code cell does, not with text, outputs or metadata.
+    """Return a hash of a notebook's code, which does not depend on text, outputs and metadata.
 
-    The cell that finds the library, the same in all of them, is left out.
+    The cell that finds the library is left out, because it is the same in all notebooks.
     """
     cells = json.loads(path.read_text("utf-8"))["cells"]
     own = [cell for cell in cells if "library" not in cell["metadata"].get("tags", ())]
@@ -33,15 +33,14 @@ def digest(path: Path) -> str:
 
 
 def record(path: Path, seconds: float, processor_seconds: float, root: Path = ROOT) -> None:
-    """Note that the notebook's code has run; nothing if the same code has a record already.
+    """Record that a notebook's code has run, unless the same code already has a record.
 
-    seconds: by the clock on the wall; processor_seconds: of all cores together, which other work on the machine
-    does not lengthen.
+    seconds: wall-clock time. processor_seconds: the sum over all cores, which other programs do not affect.
     """
     all_runs, code = recorded(root), digest(path)
     if all_runs.get(path.stem, {}).get("code") == code:
         return
-    import matplotlib  # half a second, which the book's build does not need
+    import matplotlib  # imported here, because it takes half a second and building the book does not need it
 
     all_runs[path.stem] = {
         "date": datetime.now(UTC).date().isoformat(),

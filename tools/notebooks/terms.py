@@ -1,8 +1,8 @@
 """List glossary terms and symbols that the chapters use before they introduce them, in the order of _toc.yml.
 
-A term of book/glossary.md is introduced by the first {term} link to it; its plain text must not occur in an earlier
-chapter, nor earlier in that chapter's prose. A symbol of book/notation.md is introduced in the chapter that its row
-links ({ref}`ch-...`); it must not occur in the mathematics of an earlier chapter. The pages of book/ are not chapters.
+The first {term} link introduces a term of book/glossary.md, so the term must not occur in the prose before this link.
+The row of a symbol in book/notation.md links to the chapter that introduces the symbol ({ref}`ch-...`), so the symbol
+must not occur in the formulas of an earlier chapter. The pages of book/ are not checked.
 
     python -m tools.notebooks.terms    # exit status 1 if there are any
 """
@@ -19,7 +19,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 TERM = re.compile(r"\{term\}`(?:[^`<]*<([^`>]+)>|([^`]+))`")
 MATH = re.compile(r"\$\$.+?\$\$|\$[^$]+\$|\\begin\{(align\*?|equation\*?)\}.+?\\end\{\1\}|```\{math\}.+?```", re.DOTALL)
-# The map of chapters, the facts at the head, captions, titles and links to chapters may name what comes later.
+# The map of chapters, the facts in the header, captions, titles and links to chapters may use later terms.
 NOT_PROSE = re.compile(
     r"^:::\{(?:admonition\} You are here|figure\}).+?^:::$|^```\{list-table\}.+?^```$|^#[^\n]*$"
     r"|\[[^\]]*\]\([^)]*\.ipynb\)"
@@ -35,7 +35,7 @@ class Chapter:
 
     @cached_property
     def prose(self) -> str:
-        """Plain words, with each {term} link kept as \x00term\x00."""
+        """Return the chapter's words, with each {term} link as \x00term\x00."""
         linked = TERM.sub(lambda link: f"\x00{' '.join((link[1] or link[2]).split()).lower()}\x00", self.text)
         return NOT_PROSE.sub(" ", linked)
 
@@ -45,7 +45,7 @@ class Chapter:
 
 
 def chapters(root: Path) -> list[Chapter]:
-    """The notebooks of _toc.yml, in its order."""
+    """Read the notebooks of _toc.yml, in order."""
     toc = yaml.safe_load((root / "_toc.yml").read_text())
     files = [entry["file"] for part in toc.get("parts", []) for entry in part["chapters"]]
     paths = [root / f"{name}.ipynb" for name in files if (root / f"{name}.ipynb").exists()]
@@ -63,20 +63,20 @@ def chapters(root: Path) -> list[Chapter]:
 
 
 def glossary_terms(text: str) -> list[str]:
-    """The terms of the glossary directive: lines at the left margin inside it."""
+    """Return the terms of the glossary directive, which are the lines at the left margin inside it."""
     body = re.search(r"^(`{3,}|:{3,})\{glossary\}[^\n]*\n(.*?)^\1", text, re.DOTALL | re.M)
     lines = body[2].splitlines() if body else []
     return [line.strip() for line in lines if line.strip() and not line[0].isspace() and not line.startswith(":")]
 
 
 def notation_symbols(text: str) -> list[tuple[str, str]]:
-    """(symbol in TeX, label of the chapter that introduces it) of each row that names both."""
+    """Return (symbol in TeX, label of its chapter) for each row of the notation that has both."""
     rows = re.findall(r"^\|\s*\$([^$]+)\$\s*\|.*\{ref\}`(?:[^`<]*<)?(ch-[\w-]+)>?`", text, re.M)
     return [(symbol.strip(), label) for symbol, label in rows]
 
 
 def introductions(root: Path = ROOT) -> dict[str, str]:
-    """The chapter with the first {term} link to each term, by the term in small letters."""
+    """Return the chapter with the first {term} link to each term, by the term in lower case."""
     found = {}
     for chapter in chapters(root):
         for link in TERM.finditer(chapter.text):
@@ -106,7 +106,7 @@ def symbol_problems(symbols: list[tuple[str, str]], book: list[Chapter]) -> list
     for symbol, label in symbols:
         at = next((number for number, names in enumerate(labels) if label in names), None)
         if at is None:
-            problems.append(f"notation.md: ${symbol}$ is introduced in {label}, which is not in the book")
+            problems.append(f"notation.md: the chapter of ${symbol}$ must be in the book, got {label}")
             continue
         pattern = re.compile(rf"(?<![A-Za-z\\]){re.escape(symbol)}(?![A-Za-z])")
         problems += [
@@ -118,7 +118,7 @@ def symbol_problems(symbols: list[tuple[str, str]], book: list[Chapter]) -> list
 
 
 def check(root: Path = ROOT) -> list[str]:
-    """One line for each term or symbol that comes too early."""
+    """Return a line for each term or symbol that is used before it is introduced."""
     book = chapters(root)
     glossary, notation = root / "book" / "glossary.md", root / "book" / "notation.md"
     terms = glossary_terms(glossary.read_text()) if glossary.exists() else []

@@ -1,1 +1,1 @@
-"""Hours before a release: planted mistakes, other processors and compilers, pictures to be looked at."""
+"""Long checks before a release: planted bugs, other processors and compilers, screenshots to look at."""

@@ -1,13 +1,12 @@
-"""Do the checks of a chapter reject wrong answers? Each right answer is changed in one place, and its check is asked.
+"""Test whether the checks of a chapter reject mutants, which are right answers changed in one place.
 
     make mutants CH=06                       # every mutant of every gap and exercise of the chapter
-    make mutants CH=06 ARGS="--sample 10"    # ten of each gap, drawn with --seed
-    make mutants CH=06 ARGS=--accept         # note all mutants that a check accepts as harmless: read them before
+    make mutants CH=06 ARGS="--sample 10"    # ten mutants of each gap, sampled with --seed
+    make mutants CH=06 ARGS=--accept         # record all accepted mutants as harmless; read them before
 
-The gaps are the calls of `judge` in the notebook; the right answer is the book's own version. A mutant that a check
-accepts may do the same as the right answer: chapter_mutants.json holds the digests of those that were noted as
-harmless. Any other mutant that a check accepts survives; chapter_mutants.toml lists the survivors that are left, each
-with its reason.
+The gaps are the calls of `judge` in the notebook, and the right answer is the book's version. A mutant that a check
+accepts may be equivalent to the right answer: chapter_mutants.json lists the digests of mutants that were recorded as
+harmless. All other accepted mutants survive; chapter_mutants.toml lists known survivors, each with its reason.
 """
 
 import argparse
@@ -40,18 +39,18 @@ from tools.release.mutants import changed, equivalents
 ROOT = Path(__file__).resolve().parents[2]
 LISTED = Path(__file__).with_name("chapter_mutants.toml")
 SEEN = Path(__file__).with_name("chapter_mutants.json")  # {"08 rmsnorm": digests}
-LEFT = {"01 check_suspicious_words", "27 check_repair"}  # their answers need what an experiment of the chapter prepares
-SECONDS = 5  # a mutant gets these and ten times what the right answer takes
-MEMORY = 8 << 30  # bytes of address space beyond the parent's: a mutant may well ask for all there is
+LEFT = {"01 check_suspicious_words", "27 check_repair"}  # their answers need results of an experiment in the chapter
+SECONDS = 5  # time limit of a mutant, plus ten times the time of the right answer
+MEMORY = 8 << 30  # bytes of address space beyond the parent's, because a mutant may allocate without limit
 
 
 @dataclass(frozen=True)
 class Gap:
     """A call of `judge` in a chapter.
 
-    name: of own_NAME, what the call is assigned to. check: the check's name. expression: the book's right answer.
-    names: the functions or kernels in it that a mutant changes; none where the answer is a value. given, in_place: what
-    else `judge` is handed.
+    name: NAME in own_NAME, the variable with the reader's answer. check: name of the check. expression: source of the
+    right answer. names: functions or kernels in the expression that mutants change; none if the answer is a value.
+    given, in_place: the other arguments of `judge`.
     """
 
     name: str
@@ -62,11 +61,11 @@ class Gap:
     in_place: bool = False
 
     def answer(self, chapter: SimpleNamespace) -> Any:
-        """The answer as the chapter defines it: right, or changed by a mutant."""
+        """Return the answer that the chapter defines, right or changed by a mutant."""
         return eval(self.expression, dict(vars(chapter)))
 
     def verdict(self, chapter: SimpleNamespace, value: Any = None) -> str:
-        """What `judge` says of the chapter's answer; where the answer is a value, of `value`."""
+        """Return the message of `judge` about the chapter's answer, or about `value` if the answer is a value."""
         answer = self.answer(chapter)
         if not self.names:
             answer = (lambda: value) if callable(answer) else value
@@ -76,7 +75,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of a right answer: the lines that go and those that come, and what makes it."""
+    """One change of a right answer: the removed and the added lines, and the changed source or value."""
 
     answer: str
     old: str
@@ -87,7 +86,7 @@ class Mutant:
         return chapter, self.answer, self.old, self.new
 
     def digest(self) -> str:
-        """Its name in chapter_mutants.json: eight hexadecimal digits."""
+        """Return the mutant's identifier in chapter_mutants.json, eight hexadecimal digits."""
         return hashlib.sha256("\n".join(self.key("")).encode()).hexdigest()[:8]
 
 
@@ -101,11 +100,11 @@ OTHER = {
     ast.Eq: [ast.NotEq], ast.NotEq: [ast.Eq], ast.In: [ast.NotIn], ast.NotIn: [ast.In],
     ast.Is: [ast.IsNot], ast.IsNot: [ast.Is],
 }  # fmt: skip
-DRAWING = {"rng", "draw", "generator"}  # a random function's draws are given, not changed
+DRAWING = {"rng", "draw", "generator"}  # calls that draw random numbers are not changed
 
 
 def number(node: ast.AST) -> int | float | None:
-    """The value of a literal number, its sign included."""
+    """Return the value of a number literal, with its sign; None for other expressions."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and (n := number(node.operand)) is not None:
         return -n
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
@@ -114,7 +113,7 @@ def number(node: ast.AST) -> int | float | None:
 
 
 def instead(node: ast.AST, names: Sequence[str]) -> Iterator[ast.AST]:
-    """What may stand in place of an expression: operators, signs, dropped terms, constants, axes, arguments, copies."""
+    """Yield replacements of an expression: other operators, signs, constants, axes or arguments, or fewer terms."""
     with_ = lambda **parts: type(node)(**{**dict(ast.iter_fields(node)), **parts})
     n = number(node)
     if n is not None:
@@ -171,7 +170,7 @@ def pairs_swapped(parts: list) -> Iterator[list]:
 
 
 def in_other_words(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    """What may stand in place of a statement: nothing, its like in place, the other branch, a spoilt result."""
+    """Yield replacements of a statement: `pass`, an in-place operation, one branch of an `if`, or a changed result."""
     match statement:
         case ast.AugAssign() | ast.Expr(value=ast.Call()):
             yield [ast.Pass()]
@@ -201,7 +200,7 @@ def in_other_words(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
 
 
 def python_mutants(source: str, sizes: dict[str, set[int]] | None = None) -> Iterator[str]:
-    """The texts of a function with one change, each once. sizes: the values of whole-number names in the check."""
+    """Yield distinct versions of a function with one change. sizes: values of its integer variables in the check."""
     tree = ast.parse(source)
     function = tree.body[0]
     names = [a.arg for a in function.args.args]
@@ -230,14 +229,14 @@ def python_mutants(source: str, sizes: dict[str, set[int]] | None = None) -> Ite
 
 
 def unpacked(function: ast.FunctionDef) -> Iterator[ast.Tuple]:
-    """The targets of `B, T, C = x.shape` and its like."""
+    """Yield the targets of assignments such as `B, T, C = x.shape`."""
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
             yield node.targets[0]
 
 
 def places(body: list, function: ast.AST) -> Iterator[tuple]:
-    """(parent, field, place in the field's list, node) of what may be changed below a function's statements."""
+    """Yield (parent, field, index in the field's list, node) for each node of the statements that may be changed."""
     waiting = [(function, "body", function.body.index(node), node) for node in body]
     while waiting:
         parent, key, i, node = waiting.pop(0)
@@ -262,7 +261,7 @@ def drawing(node):
 
 
 def with_change(tree, parent, key, i, new):
-    """The text with another node in this place; the tree is as before."""
+    """Return the source with `new` in place of a node; the tree itself is restored."""
     kept = getattr(parent, key)
     setattr(parent, key, new[0] if i is None else [*kept[:i], *new, *kept[i + 1 :]])
     try:
@@ -272,7 +271,7 @@ def with_change(tree, parent, key, i, new):
 
 
 class HardWired(ast.NodeTransformer):
-    """A name's value written in wherever it is read."""
+    """Replace each use of a variable by a constant."""
 
     def __init__(self, name, value):
         self.name, self.value = name, value
@@ -283,7 +282,7 @@ class HardWired(ast.NodeTransformer):
 
 
 def sizes_in(function: Callable, run: Callable) -> dict[str, set[int]]:
-    """The whole numbers that the function's names hold when `run` calls it: those that a mutant writes in."""
+    """Call `run`, and return the integer values that a function's variables had, by name, for HardWired."""
     found: dict[str, set[int]] = {}
 
     def trace(frame, event, _):
@@ -329,7 +328,7 @@ CUDA_RULES = {
 
 
 def cuda_mutants(source: str) -> Iterator[str]:
-    """The texts of a cell of kernels with one change, by the table above; comments stay."""
+    """Yield versions of a cell of kernels with one change by CUDA_RULES; comments stay unchanged."""
     code = re.sub(r"//[^\n]*|/\*.*?\*/", lambda comment: " " * len(comment[0]), source, flags=re.S)
     for pattern, others in CUDA_RULES.items():
         for match in re.finditer(pattern, code):
@@ -340,7 +339,7 @@ def cuda_mutants(source: str) -> Iterator[str]:
 
 
 def value_mutants(value: Any) -> Iterator[Any]:
-    """Neighbours of a set, number, word, or of several: a part more, less or other, another order, none, too long."""
+    """Yield wrong values close to a number, text or collection, with parts changed, removed, added or swapped."""
     match value:
         case bool():
             yield not value
@@ -368,11 +367,11 @@ def value_mutants(value: Any) -> Iterator[Any]:
             yield from (kind(parts[:-1]), kind(parts[1:]), kind(parts + parts[-1:]), kind())
 
 
-# ---- One mutant in a process of its own
+# ---- One mutant in a separate process
 
 
 def changed_chapter(chapter: SimpleNamespace, mutant: Mutant) -> SimpleNamespace:
-    """The chapter with the mutant in place of the right answer. Checks and other functions keep the right one."""
+    """Return the chapter with the mutant instead of the right answer; checks and other functions are unchanged."""
     names = dict(vars(chapter))
     if mutant.content.startswith("%%cuda"):
         module = cuda.module(mutant.content.partition("\n")[2], checked=True)
@@ -383,25 +382,28 @@ def changed_chapter(chapter: SimpleNamespace, mutant: Mutant) -> SimpleNamespace
 
 
 def attempt(gap: Gap, chapter: SimpleNamespace, mutant: Mutant) -> str:
-    """ "rejected" or "accepted"."""
+    """Try a mutant, and return "rejected" or "accepted"."""
     if not gap.names:
         return "accepted" if gap.verdict(chapter, deepcopy(mutant.content)) == "right" else "rejected"
     try:
         chapter = changed_chapter(chapter, mutant)
     except Exception:
-        return "rejected"  # no program
+        return "rejected"  # the mutant cannot be compiled or run
     return "accepted" if gap.verdict(chapter) == "right" else "rejected"
 
 
 def _child(pipe, work, memory):
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    sys.stdout = sys.stderr = open("/dev/null", "w")  # what a mutant prints
+    sys.stdout = sys.stderr = open("/dev/null", "w")  # ignore what a mutant prints
     pipe.send(work())
 
 
 def attempts(work: Sequence[Callable[[], str]], seconds: float, processes: int) -> Iterator[tuple[int, str]]:
-    """Run each in a fork of this process; (number, verdict) as they end. What fails or takes too long is rejected."""
+    """Run each job in a fork of this process, and yield (index, result) when a job ends.
+
+    A job that fails or takes longer than `seconds` counts as "rejected".
+    """
     fork = multiprocessing.get_context("fork")
     running, waiting = {}, list(enumerate(work))[::-1]
     while running or waiting:
@@ -418,7 +420,7 @@ def attempts(work: Sequence[Callable[[], str]], seconds: float, processes: int) 
                 try:
                     yield number, pipe.recv()
                 except EOFError:
-                    yield number, "rejected"  # it ended its process
+                    yield number, "rejected"  # the mutant ended its process
             elif time.monotonic() > end:
                 yield number, "rejected"
             else:
@@ -429,7 +431,7 @@ def attempts(work: Sequence[Callable[[], str]], seconds: float, processes: int) 
 
 
 def _memory():
-    """The address space that a child may have, in bytes; 0 for no limit."""
+    """Return the limit for a child's address space in bytes; 0 for no limit."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
@@ -441,7 +443,7 @@ def _memory():
 
 
 def load(number: str) -> tuple[SimpleNamespace, list[Gap], dict[str, str]]:
-    """A chapter's names, its gaps, and the text of each function and of each cell of kernels."""
+    """Return a chapter's variables, its gaps, and the sources of its functions and kernel cells, by name."""
     folders = str(ROOT / "tests" / "chapters"), str(ROOT / "tests"), str(ROOT)
     sys.path[:0] = [path for path in folders if path not in sys.path]
     notebook = importlib.import_module(f"test_chapter_{number}").NOTEBOOK
@@ -476,25 +478,25 @@ def load(number: str) -> tuple[SimpleNamespace, list[Gap], dict[str, str]]:
 
 
 def names_in(expression: str, texts: dict[str, str]) -> tuple[str, ...]:
-    """The chapter's functions and kernels that an expression names, each once."""
+    """Return the chapter's functions and kernels that an expression uses, each once."""
     names = (node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name))
     return tuple(dict.fromkeys(name for name in names if name in texts))
 
 
 def is_value(answer: Any) -> bool:
-    """Whether an answer is a value, or a function of nothing that returns one."""
+    """Return whether an answer is a value, or a function without arguments that returns one."""
     if isinstance(answer, cuda.Kernel | tuple):
         return isinstance(answer, tuple) and not all(map(callable, answer))
     return not callable(answer) or not inspect.signature(answer).parameters
 
 
 def written(value: Any) -> str:
-    """The text of a value; sets are sorted, whose order differs from process to process."""
+    """Return the text of a value, with sets sorted, because the order of a set differs between processes."""
     return f"{{{', '.join(sorted(map(written, value)))}}}" if isinstance(value, set | frozenset) else repr(value)
 
 
 def mutants_of(gap: Gap, chapter: SimpleNamespace, texts: dict[str, str]) -> list[Mutant]:
-    """Every mutant of a gap's right answer."""
+    """Return every mutant of a gap's right answer."""
     if not gap.names:
         right = gap.answer(chapter)
         right = right() if callable(right) else right
@@ -508,13 +510,14 @@ def mutants_of(gap: Gap, chapter: SimpleNamespace, texts: dict[str, str]) -> lis
         else:
             new = python_mutants(source, sizes_in(getattr(chapter, name), lambda: gap.verdict(chapter)))
         found += [Mutant(name, *changed(source, text), text) for text in new]
-    return found
+    return [mutant for mutant in found if not mutant.old.startswith("raise ")]  # no check reads an error's text
 
 
 def tried(number: str, sample: int = 0, seed: int = 0, processes: int = 2, only: str = "") -> Iterator[tuple]:
-    """(gap, mutant, outcome) of each mutant: "rejected", "the same" (noted as harmless), "listed" or "survived".
+    """Try the mutants of a chapter, and yield (gap, mutant, outcome) for each.
 
-    sample: so many mutants of each gap, drawn with the seed; 0 for all. only: this gap alone.
+    The outcome is "rejected", "the same" (recorded as harmless), "listed" or "survived". sample: number of mutants per
+    gap, sampled with the seed; 0 for all. only: the name of a gap; "" for all gaps.
     """
     chapter, gaps, texts = load(number)
     known = {key for key in equivalents(LISTED) if key[0] == number}
@@ -527,7 +530,7 @@ def tried(number: str, sample: int = 0, seed: int = 0, processes: int = 2, only:
             mutants = random.Random(f"{seed} {gap.name}").sample(mutants, sample)
         started = time.monotonic()
         if gap.names and (said := gap.verdict(chapter)) != "right":
-            raise SystemExit(f"{gap.check} of chapter {number} says of the right answer: {said}")
+            raise SystemExit(f"{gap.check} of chapter {number} must accept the right answer, got: {said}")
         limit = 10 * (time.monotonic() - started) + SECONDS
         work = [lambda gap=gap, m=m: attempt(gap, chapter, m) for m in mutants]
         harmless = seen.get(f"{number} {gap.name}", "").split()
@@ -539,7 +542,7 @@ def tried(number: str, sample: int = 0, seed: int = 0, processes: int = 2, only:
 
 
 def table(rows: dict[str, Counter]) -> str:
-    """A line for each gap and one for all: how many of each verdict."""
+    """Return a table of the number of mutants for each outcome, with one line per gap and a line of totals."""
     kinds = ("rejected", "the same", "listed", "survived")
     lines = [f"{'gap':<26} {'mutants':>8}" + "".join(f"{kind:>10}" for kind in kinds)]
     for name, row in [*rows.items(), ("all", sum(rows.values(), Counter()))]:
@@ -548,7 +551,7 @@ def table(rows: dict[str, Counter]) -> str:
 
 
 def accept(number: str, mutants: Sequence[tuple[str, Mutant]]) -> None:
-    """Note these (gap, mutant) pairs as harmless, in place of all that were noted for the chapter."""
+    """Record these (gap, mutant) pairs as harmless, replacing all earlier records of the chapter."""
     seen = json.loads(SEEN.read_text("utf-8"))
     noted = {gap: digests for gap, digests in seen.items() if not gap.startswith(f"{number} ")}
     digests = {}
@@ -559,17 +562,17 @@ def accept(number: str, mutants: Sequence[tuple[str, Mutant]]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try and report; 1 if a mutant survives."""
+    """Try the mutants of a chapter and print a report; return 1 if a mutant survives."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.split("\n")[0])
-    parser.add_argument("chapter", help="its number: 06")
-    parser.add_argument("--gap", default="", help="only this one: rmsnorm")
-    parser.add_argument("--sample", type=int, default=0, help="so many mutants of each gap; 0 for all")
-    parser.add_argument("--seed", type=int, default=0, help="which ones")
-    parser.add_argument("--accept", action="store_true", help="note the survivors as harmless, after reading them")
+    parser.add_argument("chapter", help="number of the chapter: 06")
+    parser.add_argument("--gap", default="", help="only this gap: rmsnorm")
+    parser.add_argument("--sample", type=int, default=0, help="number of mutants per gap; 0: all")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    parser.add_argument("--accept", action="store_true", help="record the survivors as harmless; read them before")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args(arguments)
     if given.accept and (given.sample or given.gap):
-        parser.error("--accept notes all mutants of a chapter: leave out --sample and --gap")
+        parser.error("--accept must be given without --sample and --gap, because it records all mutants of a chapter")
     rows: dict[str, Counter] = {}
     accepted = []
     for gap, mutant, outcome in tried(given.chapter, given.sample, given.seed, given.processes, given.gap):
@@ -585,6 +588,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from tools.release import chapter_mutants  # under the name by which the tests know it
+    from tools.release import chapter_mutants  # import it under the name that the tests use
 
     sys.exit(chapter_mutants.main())

@@ -1,9 +1,9 @@
-"""Pictures of ten pages and of three chapters in JupyterLab, to be looked at: `make look`.
+"""Take screenshots of ten pages, and of three chapters in JupyterLab, for a person to check: `make look`.
 
     python -m tools.release.look _build/html _build/screenshots
 
-Each page at three widths (desk, tablet, phone), light and dark, its first 5,000 pixels; each chapter in JupyterLab at
-three places.
+The first 5,000 pixels of each page are shown at three widths (desktop, tablet, phone), light and dark, and each chapter
+in JupyterLab at three scroll positions.
 """
 
 import re
@@ -25,11 +25,11 @@ PAGES += [f"notebooks/{name}" for name in ("00_start_here", "06_attention", "12_
 CHAPTERS = ["00_start_here", "06_attention", "23_first_kernels"]
 WIDTHS = {1400: 900, 820: 1180, 390: 844}
 HEIGHT = 5000
-PATIENCE = 120_000  # milliseconds, on a busy machine
+PATIENCE = 120_000  # time limit in milliseconds, enough for a busy machine
 
 
 def book(browser, site: Path, folder: Path) -> None:
-    """Every page at every width, light and dark."""
+    """Take screenshots of the listed pages at all widths, in light and dark mode."""
     for theme in ("light", "dark"):
         for width, height in WIDTHS.items():
             context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
@@ -48,7 +48,7 @@ def book(browser, site: Path, folder: Path) -> None:
 
 @contextmanager
 def served(folder: Path) -> Iterator[Callable[[str], str]]:
-    """JupyterLab on a folder: what gives the address at which it opens a file."""
+    """Run JupyterLab in a folder; yield a function that returns the address at which it opens a file."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -76,7 +76,7 @@ def served(folder: Path) -> Iterator[Callable[[str], str]]:
 
 
 def jupyterlab(browser, folder: Path) -> None:
-    """Working copies in JupyterLab."""
+    """Take screenshots of working copies in JupyterLab."""
     lab.renew()
     with served(ROOT) as address:
         for name in CHAPTERS:
@@ -94,16 +94,16 @@ def jupyterlab(browser, folder: Path) -> None:
 
 
 def wait_for(address: str, server: subprocess.Popen) -> None:
-    """Until the server answers."""
+    """Wait until JupyterLab's server answers; end the program if the server does not answer in time."""
     for _ in range(PATIENCE // 1000):
         if server.poll() is not None:
-            sys.exit(f"JupyterLab ended with {server.returncode}")
+            sys.exit(f"JupyterLab must keep running, but ended with code {server.returncode}")
         try:
             urlopen(address).close()
             return
         except OSError:
             time.sleep(1)
-    sys.exit("JupyterLab does not answer")
+    sys.exit(f"JupyterLab must answer within {PATIENCE // 1000} seconds, but did not")
 
 
 def main() -> None:
@@ -112,7 +112,7 @@ def main() -> None:
     except ImportError:
         sys.exit("screenshots need Playwright: make browser")
     if pdf.chromium() is None:
-        sys.exit("screenshots need Chromium or Chrome (NANOEULER_CHROMIUM names its program)")
+        sys.exit("screenshots need Chromium or Chrome: install one, or set NANOEULER_CHROMIUM to its path")
     site, folder = Path(sys.argv[1]).resolve(), Path(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as play:
@@ -120,7 +120,7 @@ def main() -> None:
         book(browser, site, folder)
         jupyterlab(browser, folder)
         browser.close()
-    print(f"{len(list(folder.glob('*.png')))} pictures in {folder}: look at them")
+    print(f"{len(list(folder.glob('*.png')))} screenshots in {folder}: look at them")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Do the tests catch planted bugs? The library is changed in one place at a time, and its tests are run.
+"""Test whether the tests catch bugs: change the library in one place at a time (a mutant), and run its tests.
 
-    make mutants-library                        # 300 mutants, drawn with seed 0 from all modules
+    make mutants-library                        # 300 mutants, sampled with seed 0 from all modules
     make mutants-library MODULE=optim SAMPLE=40 SEED=7
-    make mutants-library SKIP=260               # the last 40 of the 300: a run that was stopped goes on
+    make mutants-library SKIP=260               # the last 40 of the 300, to continue a run that was stopped
 
-The operators are those of mutmut: an argument dropped or None, + for -, <= for <, `and` for `or`, a number one larger,
-a string changed, an assignment of None, ... A mutant is caught when a test of its package fails, or runs out of time,
-in a copy of the checkout; the checkout itself is never changed. mutants.toml lists the mutants that no test can catch,
-each with the reason. Not planted: what stands outside of functions (mutmut leaves that out as well), annotations and
-decorators, and strings of several words, which are prose for people: a test that repeats a sentence says nothing.
+The changes come from mutmut: an argument dropped or replaced by None, + by -, < by <=, `or` by `and`, a number
+increased by one, a string changed, None assigned, and so on. A mutant is caught if a test of its package fails or runs
+out of time, in a copy of the checkout; the checkout itself is never changed. mutants.toml lists the mutants that no
+test can catch, each with the reason. Some code is not changed: code outside of functions (mutmut leaves it out as
+well), annotations, decorators, and strings of several words, because a test that repeats a sentence shows nothing.
 """
 
 import argparse
@@ -41,17 +41,17 @@ from tools.course.papers.papers import CHAPTERS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = "nanoeuler_lib", "nanoeuler_book", "konigsberg"
-# Kernels and what launches them: tested by themselves, tests/engine/test_planted.py plants bugs of its own.
+# Kernels and the code that launches them are left out; tests/engine/test_planted.py plants bugs in them.
 APART = ("cuda", "kernels", "engine")
 PAPERS = "papers", "problems", "worker", *(f"ch{number}" for number in CHAPTERS)
-ON_REQUEST = ("breaks", "diagnose", *PAPERS)  # only with MODULE=: their tests take 90 seconds a mutant
+ON_REQUEST = ("breaks", "diagnose", *PAPERS)  # only with MODULE=, because their tests take 90 seconds per mutant
 EQUIVALENT = Path(__file__).with_name("mutants.toml")
 PROCESSES = 2
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: in which module and function, the lines that go, the lines that come, and the file's whole text."""
+    """One change of the library: module, function, removed lines, added lines, and the text of the changed file."""
 
     module: str
     function: str
@@ -61,12 +61,12 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What it is recognised by: no line number, so that an edit elsewhere leaves it."""
+        """Return the mutant's identity without a line number, so that edits elsewhere do not change the identity."""
         return self.module, self.function, self.old, self.new
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """The library's modules by name: path below the checkout."""
+    """Return the path of each module of the library, relative to the checkout, by the module's name."""
     paths = [file.relative_to(root) for package in PACKAGES for file in sorted((root / package).rglob("*.py"))]
     found = {}
     for path in paths:
@@ -75,13 +75,13 @@ def modules(root: Path) -> dict[str, Path]:
             continue
         name = f"{path.parent.name}.{name}" if name in found else name
         if name in found:
-            raise SystemExit(f"{path} and {found[name]} have one name: expected modules of different names")
+            raise SystemExit(f"modules must have different names, got {path} and {found[name]}")
         found[name] = path
     return found
 
 
 def tests_of(path: Path, root: Path) -> list[str]:
-    """The test files of a module's package, below the checkout; those that bear its name first."""
+    """Return the paths in the checkout of the tests for a module's package; tests with the module's name come first."""
     folder = path.parts[1] if len(path.parts) > 2 else "common"
     folder = "konigsberg" if path.parts[0] == "konigsberg" else {"ops": "model", "drills": "course"}.get(folder, folder)
     folder = Path("tests", folder)
@@ -90,7 +90,7 @@ def tests_of(path: Path, root: Path) -> list[str]:
 
 
 class Places(cst.CSTVisitor):
-    """Every mutation of a module: (function, node, what stands in its place), in the order of the text."""
+    """Collect all mutations of a module as (function, node, replacement), in the order of the source."""
 
     def __init__(self):
         self.found, self.inside = [], []
@@ -119,12 +119,12 @@ def _mutations(node):
 
 
 def _prose(node):
-    """Whether a node is a string of several words."""
+    """Return whether a node is a string of several words."""
     return isinstance(node, cst.SimpleString) and " " in node.value.strip("\"' ")
 
 
 def planted(module: str, source: str) -> list[Callable[[], Mutant]]:
-    """The mutants of a module, each as a function without arguments that makes it: to make all takes long."""
+    """Return, for each mutant of a module, a function that makes the mutant, because making all mutants takes long."""
     wrapper = cst.MetadataWrapper(cst.parse_module(source))
     tree, places = wrapper.module, Places()
     tree.visit(places)
@@ -136,7 +136,7 @@ def planted(module: str, source: str) -> list[Callable[[], Mutant]]:
             old, new = changed(source, text)
             return Mutant(module, function, old, new, text)
 
-        at = positions.get(node)  # the node of an operator alone has none
+        at = positions.get(node)  # an operator's node has no position
         span = slice(at.start.line - 1, at.end.line) if at else slice(None)
         mutant.function, mutant.lines = function, lines[span]
         return mutant
@@ -145,7 +145,7 @@ def planted(module: str, source: str) -> list[Callable[[], Mutant]]:
 
 
 def changed(before, after):
-    """The lines that differ, without their indentation and joined by line breaks."""
+    """Return the lines of both texts that differ, without indentation, joined by line breaks."""
     a, b = before.splitlines(), after.splitlines()
     start = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
     a, b = a[start:], b[start:]
@@ -153,11 +153,11 @@ def changed(before, after):
     return tuple("\n".join(line.strip() for line in lines[: len(lines) - end]) for lines in (a, b))
 
 
-FOUND_LENGTH = re.compile(r"(reshape\([^()]*)-\d+")  # NumPy takes any negative length for the one to be found
+FOUND_LENGTH = re.compile(r"(reshape\([^()]*)-\d+")  # NumPy infers a length that is any negative number
 
 
 def drawn(makers: Sequence[Callable], number: int, seed: int, sources: Mapping[str, str]) -> list[Mutant]:
-    """So many mutants, each as likely; what is no Python, or the same program, is none."""
+    """Sample mutants uniformly from those that are valid Python and change the program."""
     found = []
     for make in random.Random(seed).sample(makers, len(makers)):
         if len(found) == number:
@@ -178,14 +178,14 @@ def drawn(makers: Sequence[Callable], number: int, seed: int, sources: Mapping[s
 
 
 def equivalents(file: Path) -> dict[tuple, str]:
-    """The listed mutants, key: reason."""
+    """Read the mutants that no test can catch, and their reasons, by key."""
     with open(file, "rb") as handle:
         entries = tomllib.load(handle).get("mutant", [])
     return {tuple(entry[name] for name in ("module", "function", "old", "new")): entry["why"] for entry in entries}
 
 
 def stale(listed: dict, makers: Mapping[str, Sequence[Callable]]) -> list[tuple]:
-    """Listed mutants of these modules that the operators no longer make: their line has changed or gone."""
+    """Return the listed mutants of these modules that can no longer be made, because their line has changed."""
     firsts = {(module, function, old.partition("\n")[0]) for module, function, old, _ in listed}
     there = {
         make().key
@@ -198,7 +198,7 @@ def stale(listed: dict, makers: Mapping[str, Sequence[Callable]]) -> list[tuple]
 
 # ---- Running tests
 
-MEMORY = 16 << 30  # bytes of address space: a mutant may well ask for all there is
+MEMORY = 16 << 30  # bytes of address space, because a mutant may allocate without limit
 LIMITED = """
 import resource, runpy, sys
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
@@ -209,7 +209,7 @@ runpy.run_module("pytest", run_name="__main__")
 
 
 class Bench:
-    """Copies of the checkout in which mutants are tried, one for each process."""
+    """Copies of the checkout in which mutants are tried, one per process."""
 
     def __init__(self, root: Path, folder: Path, processes: int):
         self.copies: SimpleQueue[Path] = SimpleQueue()
@@ -220,7 +220,10 @@ class Bench:
             self.copies.put(copy)
 
     def passes(self, tests: Mapping[str, int], path: Path | None = None, text: str = "") -> bool:
-        """Whether all tests pass, each within its seconds of processor, where the file at `path` holds this text."""
+        """Return whether all tests pass while the file `path` has this text.
+
+        tests: the limit of each test in seconds of processor time.
+        """
         copy = self.copies.get()
         original = None if path is None else (copy / path).read_text("utf-8")
         try:
@@ -233,7 +236,7 @@ class Bench:
             self.copies.put(copy)
 
     def needs(self, test: str) -> float | None:
-        """Seconds of processor that tests take without a mutant; None if they fail."""
+        """Return the processor time of a test without a mutant, in seconds; None if the test fails."""
         copy = self.copies.get()
         try:
             return self._run(copy, test, 3600)
@@ -241,20 +244,20 @@ class Bench:
             self.copies.put(copy)
 
     def _write(self, file, text):
-        """Write a source file with a second of its own as its time: Python looks at that before it compiles again."""
+        """Write a source file with a new modification time, by which Python decides whether to compile it again."""
         file.write_text(text, "utf-8")
         self.clock += 2
         os.utime(file, (self.clock, self.clock))
 
     def _run(self, copy, test, seconds):
-        """One file of tests (or one test) in a process of its own; the seconds of processor it took, None if it fails.
+        """Run a test file or a test in a separate process; return its processor time in seconds, None if a test fails.
 
-        Seconds of processor do not depend on what else the machine does; ten times as many by the clock are the limit
-        of a mutant that waits for something.
+        Processor time does not depend on other programs. For a mutant that waits for something, the limit is ten times
+        as many seconds of wall-clock time.
         """
         environment = {key: value for key, value in os.environ.items() if key != "NANOEULER_DATA"}
         environment |= {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(copy)}
-        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # nbval and others take seconds to import
+        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing nbval and other plugins takes seconds
         options = ["-xq", "-pno:cacheprovider", f"--basetemp={copy}/tmp", test]
         process = subprocess.Popen(
             [sys.executable, "-c", LIMITED, str(MEMORY), str(seconds), *options],
@@ -266,22 +269,22 @@ class Bench:
         _, status, used = os.wait4(process.pid, 0)
         clock.cancel()
         try:
-            os.killpg(process.pid, signal.SIGKILL)  # what the tests started may still run
+            os.killpg(process.pid, signal.SIGKILL)  # processes that the tests started may still run
         except ProcessLookupError:
             pass
         code = process.returncode = os.waitstatus_to_exitcode(status)
         if code in (4, 5):
-            raise SystemExit(f"pytest finds no test in {test}: expected a file of tests/, or a test of one")
+            raise SystemExit(f"{test}: must be a file of tests/ or a test in it, but pytest finds no test there")
         self.out_of_time += code in (-signal.SIGKILL, -signal.SIGXCPU)
         return used.ru_utime + used.ru_stime if code == 0 else None
 
 
 def time_limits(bench: Bench, tests: Sequence[str]) -> dict[str, int]:
-    """Seconds of processor that tests may take: three times what they take without a mutant, and ten."""
+    """Return each test's limit in seconds of processor time: three times the time without a mutant, plus ten."""
 
     def limit(test):
         if (seconds := bench.needs(test)) is None:
-            raise SystemExit(f"{test} fails without a mutant")
+            raise SystemExit(f"{test} must pass without a mutant, but it fails")
         return test, math.ceil(3 * seconds + 10)
 
     with ThreadPoolExecutor(bench.copies.qsize()) as pool:
@@ -289,7 +292,7 @@ def time_limits(bench: Bench, tests: Sequence[str]) -> dict[str, int]:
 
 
 def table(rows: Mapping[str, Counter]) -> str:
-    """A line for each module and one for all: mutants, caught, survived, equivalent, and the share caught."""
+    """Return a table of mutants, caught, survived, equivalent and share caught, per module and in total."""
     lines = [f"{'module':<12} {'mutants':>8} {'caught':>8} {'survived':>8} {'equivalent':>10} {'share':>7}"]
     for name, row in [*sorted(rows.items()), ("all", sum(rows.values(), Counter()))]:
         tried = row["caught"] + row["survived"]
@@ -300,17 +303,20 @@ def table(rows: Mapping[str, Counter]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT, listed: Path = EQUIVALENT) -> int:
-    """Draw, try, report; 1 if fewer than 95% of those that are not equivalent are caught, or the list is stale."""
+    """Sample and try mutants, and print a report.
+
+    Returns 1 if less than 95% of the mutants that are not equivalent are caught, or mutants.toml is out of date.
+    """
     parser = argparse.ArgumentParser(prog="make mutants-library", description=__doc__.split("\n")[0])
-    parser.add_argument("--module", default="", help="only this module, by its file's name")
-    parser.add_argument("--sample", type=int, default=300, help="how many mutants")
-    parser.add_argument("--seed", type=int, default=0, help="which ones")
-    parser.add_argument("--skip", type=int, default=0, help="so many of them were tried already")
+    parser.add_argument("--module", default="", help="only this module: the name of its file")
+    parser.add_argument("--sample", type=int, default=300, help="number of mutants")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    parser.add_argument("--skip", type=int, default=0, help="number of mutants to skip, which were tried before")
     parser.add_argument("--processes", type=int, default=PROCESSES)
     given = parser.parse_args(arguments)
     paths = modules(root)
     if given.module and given.module not in paths:
-        parser.error(f"no module {given.module!r}, expected one of {', '.join(paths)}")
+        parser.error(f"--module must be one of {', '.join(paths)}, got {given.module!r}")
     chosen = [given.module] if given.module else [name for name in paths if name not in ON_REQUEST]
     paths = {name: paths[name] for name in chosen}
     sources = {name: (root / path).read_text("utf-8") for name, path in paths.items()}
@@ -319,7 +325,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT, listed: Path
     known = equivalents(listed)
     gone = stale(known, makers)
     for key in gone:
-        print(f"stale, its mutant is not made any more: {' | '.join(key)}")
+        print(f"mutants.toml is out of date, this mutant can no longer be made: {' | '.join(key)}")
     every = [make for name in makers for make in makers[name]]
     mutants = drawn(every, given.sample, given.seed, sources)[given.skip :]
     print(f"{len(mutants)} of {len(every)} mutants, seed {given.seed}", flush=True)
@@ -345,14 +351,14 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT, listed: Path
                     survived = sum(row["survived"] for row in rows.values())
                     print(f"{number} tried, {survived} survived", flush=True)
     print(table(rows))
-    print(f"{bench.out_of_time} of those caught ran out of time")
+    print(f"{bench.out_of_time} of the caught mutants ran out of time")
     total = sum(rows.values(), Counter())
     enough = total["caught"] >= 0.95 * (total["caught"] + total["survived"])
     return 0 if enough and not gone else 1
 
 
 def _listing(mutant):
-    """The mutant as mutants.toml would list it, the reason to be written."""
+    """Return a mutant in the format of mutants.toml, without the reason."""
     fields = zip(("module", "function", "old", "new"), mutant.key)
     return "\n".join(["    [[mutant]]", *(f"    {name} = {json.dumps(value)}" for name, value in fields)])
 

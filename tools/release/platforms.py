@@ -1,11 +1,11 @@
-"""On which compilers and machines kernels run on the CPU: runs the runtime's tests with each that is here.
+"""Test the CPU runtime of the kernels with each compiler on this machine.
 
-    python -m tools.release.platforms                        # every g++, Clang and ziglang of this machine
-    python -m tools.release.platforms --cxx clang++-19       # one of them; several: repeat it
+    python -m tools.release.platforms                        # every g++, Clang and ziglang on this machine
+    python -m tools.release.platforms --cxx clang++-19       # only this compiler; can be repeated
     python -m tools.release.platforms --python ./emulated --how "run under qemu"    # an interpreter under an emulator
 
-Prints rows of data/platforms/compilers.csv, which the status page shows, and exits with 1 if a test fails. Where
-ziglang is installed, every kernel is also built for macOS, checked and fast: the row counts those.
+Prints rows for data/platforms/compilers.csv, which the status page shows, and exits with 1 if a test fails. If ziglang
+is installed, every kernel is also built for macOS, in the checked and the fast form; rows for macOS count builds.
 """
 
 import argparse
@@ -41,7 +41,7 @@ TARGETS = ("aarch64-macos", "x86_64-macos")
 
 
 def compilers() -> list[str]:
-    """The commands of all compilers here, each version once."""
+    """Return the commands of all compilers on this machine, each version once."""
     found = {}
     for name in [f"{name}{tail}" for name in ("g++", "clang++") for tail in ("", *(f"-{n}" for n in range(9, 30)))]:
         if path := shutil.which(name):
@@ -51,7 +51,7 @@ def compilers() -> list[str]:
 
 
 def version(compiler: str) -> str:
-    """`clang 19.1.7`: what a compiler calls itself."""
+    """Return a compiler's name and version, such as `clang 19.1.7`."""
     text = subprocess.run([*compiler.split(), "--version"], capture_output=True, text=True, check=True).stdout
     if "ziglang" in compiler:
         command = [*compiler.split()[:-1], "version"]
@@ -62,7 +62,7 @@ def version(compiler: str) -> str:
 
 
 def row(compiler: str, python: str, how: str) -> list:
-    """Run the tests from an empty cache: one row of the table."""
+    """Run the tests with an empty cache of kernels; return a row of data/platforms/compilers.csv."""
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {
             "NANOEULER_CXX": compiler,
@@ -88,7 +88,10 @@ def row(compiler: str, python: str, how: str) -> list:
 
 
 def built(compiler: str, target: str) -> list:
-    """Compile and link the runtime with each kernel, checked and fast, for a machine that is not here."""
+    """Compile and link the runtime with each kernel for a different machine; return a row of compilers.csv.
+
+    compiler: the command of ziglang. target: one of TARGETS. Each kernel is built in the checked and the fast form.
+    """
     from cudacheck import compiler as c
     from cudacheck.source import prepare, signatures
     from nanoeuler_lib.cuda import KERNELS
@@ -124,9 +127,9 @@ def built(compiler: str, target: str) -> list:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.release.platforms", description=__doc__.split("\n")[0])
-    parser.add_argument("--cxx", action="append", help="a compiler's command; by default all that are here")
-    parser.add_argument("--python", default=sys.executable, help="the interpreter that runs the tests")
-    parser.add_argument("--how", default="run", help="what the table says of it, as 'run under qemu'")
+    parser.add_argument("--cxx", action="append", help="command of a compiler (default: all on this machine)")
+    parser.add_argument("--python", default=sys.executable, help="interpreter that runs the tests")
+    parser.add_argument("--how", default="run", help="text of the column `how`, such as 'run under qemu'")
     options = parser.parse_args()
     table, good = csv.writer(sys.stdout, lineterminator="\n"), True
     table.writerow(["compiler", "machine", "how", "passed", "failed", "skipped", "first kernel", "date"])

@@ -1,16 +1,16 @@
-"""Run notebooks and numeric tests as other processors would compute them: what a reader's machine prints, on this one.
+"""Run notebooks and numeric tests with the arithmetic of other processors, to see what readers' machines would print.
 
     python -m tools.release.portable                            # twelve settings, every notebook, every numeric test
-    python -m tools.release.portable notebooks/06*.ipynb        # a chapter with its tests
+    python -m tools.release.portable notebooks/06*.ipynb        # chapters with their tests
     python -m tools.release.portable --all                      # every setting
     python -m tools.release.portable --sample                   # for CI: two settings, part of the notebooks
 
-A setting is a choice of BLAS kernels (OPENBLAS_CORETYPE), of the widest vectors of NumPy's own loops
-(NPY_DISABLE_CPU_FEATURES) and of threads (OMP_NUM_THREADS: those of BLAS, by simulated/ also where there are fewer
-cores, and the workers of a training step). NumPy's wheels hold four sets of kernels (BLAS is asked which it uses: Zen
-takes Haswell's, Cooperlake SkylakeX's); with three widths that makes twelve settings in which any two choices meet.
-What this machine exports is unset first. Settings that this processor cannot run are named and left out. Ends with a
-table; exits with 1 if anything failed.
+A setting consists of BLAS kernels (OPENBLAS_CORETYPE), the widest vectors that NumPy's own loops may use
+(NPY_DISABLE_CPU_FEATURES), and a number of threads (OMP_NUM_THREADS) for BLAS and for the workers of a training step;
+simulated/ allows more BLAS threads than there are cores. NumPy's wheels have four different sets of kernels (Zen uses
+Haswell's, and Cooperlake uses SkylakeX's). With three widths of vectors this makes twelve settings, in which each pair
+of choices occurs. Variables that this machine sets are unset first. Settings that this processor cannot run are listed
+and left out. The program prints a table, and exits with 1 if anything failed.
 """
 
 import argparse
@@ -28,19 +28,19 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "_build" / "portable"
-SIMULATED = Path(__file__).with_name("simulated")  # on the path of every Python that runs under a setting
+SIMULATED = Path(__file__).with_name("simulated")  # on the import path of every Python process of a setting
 
-# By age, with what each needs of a processor.
+# From old to new, with the instructions that each needs.
 KERNELS = {"Nehalem": "SSE42", "Sandybridge": "AVX", "Haswell": "AVX2", "Zen": "AVX2", "SkylakeX": "AVX512_SKX",
            "Cooperlake": "AVX512BF16"}  # fmt: skip
-VECTORS = ("AVX-512", "AVX2", "SSE4")  # the widest that NumPy's loops may use
+VECTORS = ("AVX-512", "AVX2", "SSE4")  # the widest vectors that NumPy's loops may use
 THREADS = (1, 2, 4)
-SLOW = ("Sandybridge", "SSE4")  # AVX and SSE instructions in turn: on a Xeon 2.3 times as long as the others
-HOURS = 4  # before the last commit: what changed since then is new, for the sample
-SAMPLE = 12  # notebooks in it at most
+SLOW = ("Sandybridge", "SSE4")  # it mixes AVX and SSE instructions, and takes 2.3 times as long as the others on a Xeon
+HOURS = 4  # for --sample: changes in these hours before the last commit are recent
+SAMPLE = 12  # for --sample: the largest number of notebooks
 
-# Tests that compute nothing in floating point, run kernels whose operations the host compiler fixes, or plant mistakes
-# that no rounding hides: as whole files, and by name.
+# Tests that are left out: they use no floating point, or run kernels whose operations the host compiler determines, or
+# plant bugs that do not depend on rounding. NOT_NUMERIC has prefixes of file names, PLANTED a word of test names.
 NOT_NUMERIC = ("test_assignment", "test_book", "test_chapter_mutants", "test_corpus_gutenberg", "test_count",
                "test_cuda_", "test_flash", "test_guide", "test_hostile", "test_kernels", "test_kill", "test_lab",
                "test_learner", "test_live", "test_matmul16", "test_mutants", "test_numbering", "test_nvrtc",
@@ -62,7 +62,7 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Setting:
-    """One simulated processor."""
+    """One simulated processor: BLAS kernels, widest vectors and number of threads."""
 
     kernels: str
     vectors: str
@@ -73,67 +73,70 @@ class Setting:
 
     @property
     def slow(self) -> bool:
-        """Whether it takes several times as long as the others."""
+        """Return whether this setting takes several times as long as the other settings."""
         return (self.kernels, self.vectors) == SLOW
 
     def variables(self, dispatch: list[str]) -> dict[str, str]:
-        """What the environment holds; `dispatch`: the loops that NumPy chooses from when it starts."""
+        """Return the environment variables. dispatch: the groups of instructions for which NumPy has loops."""
         wide = [name for name in dispatch if _wide(name)]
         off = {"AVX-512": [], "AVX2": wide, "SSE4": dispatch}[self.vectors]
-        # Idle threads sleep instead of spinning: 10% to 26% less processor time where there are fewer cores.
+        # Let idle threads sleep instead of spinning, which saves 10% to 26% of processor time if there are fewer cores.
         idle = {"OPENBLAS_THREAD_TIMEOUT": "4"}
         chosen = {"OPENBLAS_CORETYPE": self.kernels, "OMP_NUM_THREADS": str(self.threads)} | idle
         return chosen | ({"NPY_DISABLE_CPU_FEATURES": " ".join(off)} if off else {})
 
 
 def _wide(name):
-    """Whether one of NumPy's names for a group of instructions means AVX-512."""
+    """Return whether NumPy's name for a group of instructions means AVX-512."""
     return name.startswith(("AVX512", "X86_V4"))
 
 
 def settings(kernels: list[str], every: bool = False) -> list[Setting]:
-    """All, or one for each pair of kernels and vectors, the threads dealt so that they too meet each of both."""
+    """Return all settings, or one per pair of kernels and vectors.
+
+    With one setting per pair, each number of threads occurs with all kernels and with all vectors.
+    """
     if every:
         return [Setting(k, v, t) for k in kernels for v in VECTORS for t in THREADS]
     return [Setting(k, v, THREADS[(i + j) % 3]) for i, k in enumerate(kernels) for j, v in enumerate(VECTORS)]
 
 
 def on_x86() -> bool:
-    """Whether this is a processor of the family that the settings simulate."""
+    """Return whether this is an x86-64 processor, the family that the settings simulate."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without what would choose kernels, loops or threads."""
+    """Return the environment variables, except variables that choose kernels, loops or threads."""
     kept = {name: value for name, value in os.environ.items() if not UNSET.match(name)}
     path = [str(SIMULATED), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return kept | {"PYTHONPATH": os.pathsep.join(path)}
 
 
 def probe(variables: dict[str, str]) -> dict | None:
-    """What NumPy says it computes with under these variables; None if it does not start."""
+    """Return the kernels, threads and loops that NumPy uses with these variables; None if NumPy does not start."""
     environment = clean_environment() | variables
     run = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=False)
     return json.loads(run.stdout) if run.returncode == 0 else None
 
 
 def kernels_here(own: dict) -> list[str]:
-    """The sets of BLAS kernels that this processor can run, each once; says which are left out, and why."""
+    """Return the sets of BLAS kernels that this processor can run, and print the reason for each set left out."""
     found = {}
     for name, needs in KERNELS.items():
         if needs not in own["features"]:
-            print(f"left out: BLAS kernels {name}: they need {needs}, which this processor lacks")
+            print(f"left out: BLAS kernels {name}: they need {needs}, which this processor does not have")
             continue
         used = (probe({"OPENBLAS_CORETYPE": name}) or {"blas": ["none"]})["blas"]
         if used == [name]:
             found[name] = name
         else:
-            print(f"left out: BLAS kernels {name}: this BLAS takes {', '.join(map(str, used))} instead")
+            print(f"left out: BLAS kernels {name}: this BLAS uses {', '.join(map(str, used))} instead")
     return list(found)
 
 
 def why_not(setting: Setting, own: dict) -> str:
-    """Why NumPy here cannot compute with a setting's vectors; empty if it can, as a process of that setting says."""
+    """Return the reason why NumPy cannot run with a setting on this machine, "" if it can; this may start a process."""
     groups = set(own["dispatch"]) & set(own["features"])
     if setting.vectors == "AVX-512" and not any(map(_wide, groups)):
         return "NumPy has no AVX-512 loops for this processor"
@@ -143,30 +146,31 @@ def why_not(setting: Setting, own: dict) -> str:
     if found is None:
         return "NumPy does not start"
     if set(found["threads"]) != {setting.threads}:
-        return f"BLAS would take {', '.join(map(str, found['threads']))} threads"
+        return f"BLAS would use {', '.join(map(str, found['threads']))} threads"
     left = set(own["dispatch"]) & set(found["features"])
     want = {"AVX-512": groups, "AVX2": {n for n in groups if not _wide(n)}, "SSE4": set()}[setting.vectors]
     return "" if left == want else f"NumPy would use {', '.join(sorted(left)) or 'SSE4'}"
 
 
 def numeric_tests() -> list[Path]:
-    """The test files whose outcome may depend on how numbers are rounded."""
+    """Return the test files whose result may depend on rounding."""
     return [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if not p.stem.startswith(NOT_NUMERIC)]
 
 
 def with_tests(notebooks: list[Path]) -> list[Path]:
-    """Notebooks, each with the tests of its chapter."""
+    """Return the notebooks, and the test files of their chapters."""
     tests = [ROOT / "tests" / "chapters" / f"test_chapter_{path.stem.split('_')[0]}.py" for path in notebooks]
     return [*notebooks, *(test for test in tests if test.exists())]
 
 
 def sample() -> tuple[list[Path], int]:
-    """Some of the notebooks whose code changed in the hours before the last commit and of a third of the others.
+    """Choose notebooks for CI: notebooks whose code has changed recently, and some notebooks of a third of the rest.
 
-    Also the number of commits, by which the choice turns; a shallow clone does not know it and is refused.
+    Returns the notebooks and the number of commits, which selects the third, so that each commit tests a different one.
+    Ends the program in a shallow clone, where this number is unknown.
     """
     if _git("rev-parse", "--is-shallow-repository") == "true":
-        sys.exit("--sample needs the whole history, got a shallow clone: git fetch --unshallow")
+        sys.exit("--sample must run in a clone with the whole history, got a shallow clone: git fetch --unshallow")
     count = int(_git("rev-list", "--count", "HEAD"))
     before = int(_git("log", "-1", "--format=%ct")) - 3600 * HOURS
     base = _git("rev-list", "-1", f"--before={before}", "HEAD")
@@ -177,7 +181,7 @@ def sample() -> tuple[list[Path], int]:
 
 
 def chosen(changed: list[Path], others: list[Path], turn: int, most: int = SAMPLE) -> list[Path]:
-    """At most so many, the changed ones first; where those are too many already, those from a turning place on."""
+    """Return at most `most` notebooks, changed ones first; if too many changed, the integer `turn` selects some."""
     begin = turn * most % len(changed) if len(changed) > most else 0
     return sorted([*changed[begin:], *changed[:begin], *others][:most])
 
@@ -189,12 +193,12 @@ def _code(notebook: str) -> list:
 def _code_then(commit: str, path: Path) -> list | None:
     try:
         return _code(_git("show", f"{commit}:{path.relative_to(ROOT).as_posix()}"))
-    except subprocess.CalledProcessError:  # the notebook is new
+    except subprocess.CalledProcessError:  # the notebook did not exist
         return None
 
 
 def unlike(own: dict, runnable: list[Setting], turn: int) -> list[Setting]:
-    """Two settings whose kernels and vectors are not this machine's own, others at each turn."""
+    """Return two settings with kernels and vectors that this machine does not use; the integer `turn` selects them."""
     groups = set(own["dispatch"]) & set(own["features"])
     width = "AVX-512" if any(map(_wide, groups)) else "AVX2" if groups else "SSE4"
     fast = [s for s in runnable if not s.slow]
@@ -209,7 +213,7 @@ def _git(*arguments):
 
 @dataclass
 class Outcome:
-    """What one setting gave."""
+    """The result of one setting: failed cells and tests, number of passes, minutes, and the reason if pytest broke."""
 
     cells: list[str]
     tests: list[str]
@@ -219,7 +223,7 @@ class Outcome:
 
 
 def run(setting: Setting, paths: list[Path], dispatch: list[str], jobs: int) -> Outcome:
-    """Run pytest under a setting; its words go to _build/portable."""
+    """Run pytest under a setting; the output of pytest goes to _build/portable."""
     name = re.sub(r"\W+", "-", str(setting))
     report, log, began = LOGS / f"{name}.xml", LOGS / f"{name}.log", time.perf_counter()
     report.unlink(missing_ok=True)
@@ -246,18 +250,26 @@ def run(setting: Setting, paths: list[Path], dispatch: list[str], jobs: int) -> 
 
 
 def processes(jobs: int, runnable: list[Setting]) -> dict[Setting, int]:
-    """How many each setting gets: two, so that a long notebook does not hold up many, or its share where all run at
-    once, the slow one's threefold; it begins first."""
+    """Return the number of processes for each setting, at least two (or `jobs`); the slow setting comes first.
+
+    If there are enough processes for all settings at once, they are divided, and the slow setting gets three shares.
+    """
     weights = {s: 3 if s.slow else 1 for s in sorted(runnable, key=lambda s: not s.slow)}
     return {s: max(min(2, jobs), jobs * weight // sum(weights.values())) for s, weight in weights.items()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.release.portable", description=__doc__.split("\n")[0])
-    parser.add_argument("paths", nargs="*", type=Path, help="notebooks or tests; default: all that compute")
-    parser.add_argument("--all", action="store_true", help="every setting")
-    parser.add_argument("--sample", action="store_true", help="what CI runs: two settings, part of the notebooks")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes in all (default: cores)")
+    parser.add_argument(
+        "paths", nargs="*", type=Path, help="notebooks or tests (default: all notebooks and numeric tests)"
+    )
+    parser.add_argument("--all", action="store_true", help="use every setting")
+    parser.add_argument(
+        "--sample", action="store_true", help="run two settings and a part of the notebooks, as CI does"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="number of processes in all (default: number of cores)"
+    )
     options = parser.parse_args()
     for path in options.paths:
         if not path.exists():
@@ -266,7 +278,7 @@ def main() -> int:
     own = probe({})
     print(f"this machine: {platform.machine()}, BLAS kernels {', '.join(map(str, own['blas']))}")
     if not on_x86():
-        print("the settings simulate x86-64 processors: this machine cannot run them")
+        print("this machine cannot run the settings, which simulate x86-64 processors")
         return 1
     runnable = []
     for setting in settings(kernels_here(own), options.all):
@@ -282,7 +294,7 @@ def main() -> int:
     elif not paths:
         paths = [*sorted((ROOT / "notebooks").glob("*.ipynb")), *numeric_tests()]
     if not runnable:
-        print("no setting to run")
+        print("this machine can run none of the settings")
         return 1
 
     LOGS.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""Take the pictures of our own pages anew, with a headless Chromium: after `make book`, when they look different.
+"""Take the screenshots that the book and README.md show, with a headless Chromium, after `make book`.
 
     python -m tools.release.screenshots
 
-book/_static/live/writer.png, cuts.png, training.png: the instruments, for readers without JavaScript;
-book/_static/page.png: a page of a chapter, for README.md, and check.png: two answers to a gap in JupyterLab.
-check.png and training.png want Playwright (make browser). No test compares pictures: another browser draws letters
-differently.
+book/_static/live/writer.png, cuts.png, training.png: the interactive demos, for readers without JavaScript.
+book/_static/check.png: two answers to a gap in JupyterLab, for README.md.
+check.png and training.png need Playwright (make browser). No test compares the pictures, because fonts differ between
+browsers.
 """
 
 import copy
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "book" / "_static"
 BUILT = ROOT / "_build" / "html"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-COLOURS = 96  # of a picture: flat areas and letters' edges need no more
+COLOURS = 96  # colours per picture, enough for flat areas and the edges of letters
 INSTRUMENT = """<!doctype html><html lang="en" data-theme="light"><meta charset="utf-8">
 <link rel="stylesheet" href="custom.css"><link rel="stylesheet" href="live/page.css">
 <style>* {{ box-sizing: border-box; }} body {{ margin: 0; color: #24262b; background: #fdfcf8; }}
@@ -44,12 +44,12 @@ ANSWER = """    x1, x2 = np.split(x, 2, axis=-1)
 
 
 def find_browser() -> str | None:
-    """The first Chromium of this machine."""
+    """Return the path of the first Chromium on this machine; None if there is none."""
     return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def run(browser: str, url: str, *options: str) -> str:
-    """Open a page and return what the browser prints; it waits until the page's scripts are done."""
+    """Open a page, wait until its scripts have finished, and return what the browser prints."""
     command = [
         browser,
         "--headless",
@@ -62,7 +62,7 @@ def run(browser: str, url: str, *options: str) -> str:
 
 
 def take(browser: str, url: str, size: tuple[int, int], path: Path) -> None:
-    """A picture of the upper left corner of a page, in few colours."""
+    """Save a screenshot of the upper left corner of a page, with few colours."""
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "raw.png"
         run(browser, url, f"--screenshot={raw}", f"--window-size={size[0]},{size[1]}")
@@ -70,14 +70,14 @@ def take(browser: str, url: str, size: tuple[int, int], path: Path) -> None:
 
 
 def save(raw: Path, path: Path) -> None:
-    """A picture in few colours."""
+    """Save the picture `raw` to `path` with few colours."""
     Image.open(raw).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size // 1024} kB")
 
 
 @contextmanager
 def instrument(name: str, more: str = "") -> Iterator[str]:
-    """The address of a page of an instrument alone."""
+    """Write a page with only one interactive demo, and yield its address."""
     page = BUILT / "_static" / "screenshot.html"
     page.write_text(INSTRUMENT.format(name=name) + more)
     try:
@@ -87,7 +87,7 @@ def instrument(name: str, more: str = "") -> Iterator[str]:
 
 
 def take_instrument(browser: str, name: str, path: Path) -> None:
-    """An instrument alone, on a page of its own width; its height is asked first."""
+    """Measure the height of an interactive demo, and take a screenshot of the demo."""
     ask = "<script>setInterval(() => document.body.dataset.height = document.body.scrollHeight, 100)</script>"
     with instrument(name, ask) as url:
         said = run(browser, url, "--window-size=768,600", "--dump-dom")
@@ -95,7 +95,7 @@ def take_instrument(browser: str, name: str, path: Path) -> None:
 
 
 def take_training(browser: str, path: Path) -> None:
-    """The instrument that trains, when its model is better than the trigram: some minutes."""
+    """Take a screenshot of the training demo after some minutes, when its model is better than the trigram model."""
     with window(browser, {"width": 768, "height": 900}) as tab, instrument("live-training") as url:
         tab.goto(url)
         for button in ("Train a model", "Start"):
@@ -110,7 +110,7 @@ def take_training(browser: str, path: Path) -> None:
 
 @contextmanager
 def window(browser: str, size: dict, scale: int = 1) -> Iterator:
-    """A window of the browser that Playwright steers."""
+    """Open a browser window that Playwright controls."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
@@ -122,7 +122,7 @@ def window(browser: str, size: dict, scale: int = 1) -> Iterator:
 
 
 def answered() -> nbformat.NotebookNode:
-    """A gap of 07 with a wrong answer and its check, run, and below them the same with the right one."""
+    """Return a notebook with outputs: a gap of chapter 07 and its check, with a wrong and a right answer."""
     notebook = nbformat.read(ROOT / "notebooks" / "07_positions.ipynb", as_version=4)
     at = [cell.metadata.get("nbgrader", {}).get("grade_id") for cell in notebook.cells].index(GAP)
     pairs = [copy.deepcopy(notebook.cells[at : at + 2]) for _ in range(2)]
@@ -138,7 +138,7 @@ def answered() -> nbformat.NotebookNode:
 
 
 def take_check(browser: str, path: Path) -> None:
-    """How JupyterLab shows these cells."""
+    """Take a screenshot of the answers to a gap in JupyterLab."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         nbformat.write(answered(), folder / "07_positions.ipynb")
@@ -156,11 +156,10 @@ def take_check(browser: str, path: Path) -> None:
 def main() -> int:
     browser = find_browser()
     if browser is None or not (BUILT / "_static" / "live" / "konigsberg.js").exists():
-        print(f"needs one of {', '.join(BROWSERS)}, and the book: make book", file=sys.stderr)
+        print(f"screenshots need one of {', '.join(BROWSERS)}, and the book: make book", file=sys.stderr)
         return 1
     take_instrument(browser, "live-model", STATIC / "live" / "writer.png")
     take_instrument(browser, "live-cuts", STATIC / "live" / "cuts.png")
-    take(browser, (BUILT / "notebooks" / "06_attention.html").as_uri(), (1280, 900), STATIC / "page.png")
     take_check(browser, STATIC / "check.png")
     take_training(browser, STATIC / "live" / "training.png")
     return 0

@@ -1,8 +1,8 @@
-"""Hand out and grade assignments: `nanoeuler assign 08 --seed S` hands them out, and with --grade it grades answers.
+"""Hand out and grade individual assignments: `nanoeuler assign 08 --seed S`, and with --grade for the answers.
 
-An assignment has three problems, drawn from a seed and a student's name: a derivation, a function that breaks one rule
-of its specification, a measurement. Answers are functions in answers.py. They run in a process of their own, with
-limits, on arrays that are drawn from the seed and that nobody has seen; only the returned arrays are graded.
+An assignment has three problems, generated from a seed and a student's name: a derivation, a function to repair and a
+measurement. Students write functions in answers.py. The grader runs them in a separate process, with limits, on arrays
+that it generates from the seed and that no student has seen. Only the returned arrays are graded.
 
-There is no answer in this package. A seed determines the grading data, so keep it secret.
+This package contains no solutions. The seed determines the grading data, so keep it secret.
 """

@@ -1,81 +1,64 @@
-"""Chapter 03: the predictor that another charge makes cheapest, n-grams with rules, the strength that a text wants."""
+"""Assignment 03: a linear layer under a new loss, label smoothing with a penalty, scale and shift of logits."""
 
 import numpy as np
 
-from tools.course.papers.problems import Problem, functions, measure, number, pick, repair, stub
+from tools.course.papers.pieces import SMOOTH
+from tools.course.papers.problems import derive, measure, number, pick, repair
 
 
 def derivation(rng):
-    a, e, k = number(rng, 0.3, 0.7), number(rng, 0.2, 0.6), number(rng, 0.5, 2.0)
-    halves = "np.tile(r.reshape(2, -1).mean(axis=0), 2)"
-    m = pick(rng, f"q * c**{a + 1:.2f}", f"q + {a / 9:.3f} * c", f"q * ({a} + c)")
-    r = pick(rng, f"{1 - e:.2f} * p + {e} / len(p)", f"{1 - e:.2f} * p + {e} * c / c.sum()", "p")
-    s = pick(rng, "r", "(r + r[::-1]) / 2", "np.repeat(r.reshape(-1, 3).mean(axis=1), 3)", halves)
-    cost = pick(rng, "-(m * np.log2(s)).sum()", f"-(m * s**{a}).sum()", "(m / s).sum() / len(p)")
-    given = f"""
-def charge(p, q, c):
-    m = {m}
-    r = {r}
-    s = {s}
-    return {cost}{f" + {k} * (c * s).sum()" if r == "p" else ""}
+    inner, tau, kappa = pick(rng, *SMOOTH), number(rng, 0.6, 1.9), number(rng, 0.3, 1.4)
+    scale = number(rng, 0.4, 1.2)
+    top = pick(
+        rng,
+        f"np.log(np.exp({tau} * z).mean(axis=-1)) / {tau}",
+        f"(z * np.exp({tau} * z)).sum(axis=-1) / np.exp({tau} * z).sum(axis=-1)",
+        f"np.sqrt({tau} + (z * z).sum(axis=-1))",
+        f"np.log({tau} + np.exp(z).sum(axis=-1))",
+    )
+    rest = pick(
+        rng, "z[:, 0]", "z[:, -1] * z[:, 0]", "z.mean(axis=-1) ** 2", "np.tanh(z).sum(axis=-1)", "(z**3).mean(axis=-1)"
+    )
+    forward = f"""
+def forward(x, w):
+    z = {inner.format(z=f"({scale} * (x @ w))")}  # [N, D] @ [D, V] -> [N, V]
+    return {top} - {kappa} * {rest}  # [N]
 """
-    text = f"""Outcome j of V is drawn with probability `q[j]`, and `c` [V] has a positive number for each outcome. A
-predictor names `p` [V], no number negative and their sum 1, and is charged not its mean surprise but
-
-```python\n{given.strip()}\n```
-
-V is a multiple of 6. Find the `p` that is charged least, as the shares are where the charge is the cross-entropy. If
-several are charged least, any of them is right."""
-    contract = stub("cheapest(q, c)", "The cheapest p [V], right to a millionth. V is up to 24,000.")
-    charge = functions(given)["charge"]
-
-    def calls(rng):
-        drawn = lambda V: (rng.dirichlet(np.full(V, 1.5)) * 0.9 + 0.1 / V, rng.uniform(0.3, 3.0, V))
-        return [(drawn(V), None) for V in (6, 12, 60, 24_000)]
-
-    def judge(inputs, _, returned):
-        if len(returned) != 1 or returned[0].shape != inputs[0].shape or returned[0].dtype.kind != "f":
-            return f"expected one array of shape {inputs[0].shape}"
-        p, V = returned[0], len(inputs[0])
-        if not (p >= 0).all() or not abs(p.sum() - 1) <= 1e-9:
-            return f"V = {V}: expected the sum 1 and no negative number, got {p.sum():.10g} and {p.min():.3g}"
-        along = lambda u: float(charge(p + 1e-30j * u, *inputs).imag) / 1e-30  # a slope, not rounded
-        mean = along(p)  # at the minimum no outcome has a smaller slope than this, and none with p > 0 a larger
-        for j in np.random.default_rng(0).permutation(V)[:100]:
-            more, size = along(np.eye(1, V, j)[0]) - mean, 1e-5 * (abs(mean) + 1e-3)
-            if not more >= -size or (p[j] > 1e-6 / V and not more <= size):
-                return f"V = {V}: p is charged less when outcome {j} gets {'more' if more < 0 else 'less'}"
-        return ""
-
-    return Problem("cheapest", 4, "The cheapest predictor", text, contract, calls, judge, given)
+    text = (
+        "This is a linear layer with a loss that is not in the book: `x` is [N, D], `w` is [D, V], and `y` [N] has one "
+        "number per row."
+    )
+    draw = lambda rng, n, d, v: (rng.normal(size=(n, d)), 0.5 * rng.normal(size=(d, v)) / np.sqrt(d))
+    return derive("A new loss", text, forward, ["x", "w"], draw, [(1, 3, 2), (4, 5, 7), (7, 2, 3), (30, 3000, 40)])
 
 
 def mending(rng):
-    walk = lambda rng, V, n: np.cumsum(rng.integers(0, 3, n)) % V
-    draw = lambda V, n, m: lambda rng: (walk(rng, V, n), walk(rng, V, m), np.r_[0, rng.integers(1, 5, V - 1)])
-    calls = [draw(4, 40, 12), draw(3, 9, 10), draw(6, 40, 12)]
-    return repair(rng, "03", calls, {"s": number(rng, 0.4, 2.5)})
+    constants = {"e": number(rng, 0.05, 0.3), "k": number(rng, 0.01, 0.09), "t": number(rng, 1.3, 2.6)}
+
+    def draw(n, v, some):
+        return lambda rng: (2 * rng.normal(size=(n, v)), np.where(rng.random(n) < some, rng.integers(0, v, n), -1))
+
+    calls = [draw(5, 7, 0.6), draw(1, 3, 1.0), draw(4, 2, 0.0), draw(40, 11, 0.7)]
+    return repair(rng, "03", calls, constants)
 
 
 def measurement(rng):
-    size, V, N = pick(rng, "d", "sqrt(n)", "sqrt(d)", "ln(1 + n)"), int(rng.integers(10, 20)), 20_000
+    V = int(rng.integers(9, 20))
+    c = int(rng.integers(V))
+    n = 20_000
 
     def draw(rng):
-        a, e, n = rng.uniform(0.5, 4.0), rng.uniform(0.05, 0.4), rng.integers(1, 25, N)
-        counts, low = rng.multinomial(n, rng.dirichlet(np.full(V, 0.3), N)), rng.dirichlet(np.full(V, 0.5), N)
-        d, high = (counts > 0).sum(axis=1), counts / n[:, None]
-        t = (n / (n + a * eval(size, {"n": n, "d": d, "sqrt": np.sqrt, "ln": np.log})))[:, None]
-        p = (1 - e) * (t * high + (1 - t) * low) + e / V
-        at = np.arange(N), (np.log(p) + rng.gumbel(size=p.shape)).argmax(axis=1)
-        return (n, d, high[at], low[at]), (a, e)
+        a, b = rng.uniform(0.5, 1.6), rng.uniform(0.8, 2.0) * rng.choice([-1, 1])
+        logits = rng.normal(size=(n, V)) * rng.uniform(0.8, 1.6)
+        z = a * logits
+        z[:, c] += b
+        tokens = (z + rng.gumbel(size=z.shape)).argmax(axis=-1)
+        return (logits, tokens), (a, b)
 
-    text = f"""At each of {N} places of a text a context had been seen `n` times before, with `d` different tokens
-behind it. The token that came now has the share `high` among those n, and a shorter context gave it the probability
-`low`. The text was drawn, and of V = {V} tokens the one that came had the probability
-
-> (1 - e) (t high + (1 - t) low) + e / V, where t = n / (n + a {size}).
-
-Find a, between 0.5 and 4, and e, between 0.05 and 0.4. The grader accepts an error of 20% in a and of 0.03 in e."""
-    return measure(
-        "The text's own strength", text, "n, d, high, low", "[a, e]", draw, lambda truth: (0.2 * truth[0], 0.03)
+    text = (
+        "Someone changed a model's logits before the softmax: all logits were multiplied by a number a, and then b was "
+        f"added to the logit of token {c}. You have the original logits [N, {V}], N = {n}, and the tokens [N] that "
+        "were sampled from the changed logits. Estimate a and b. a is between 0.5 and 1.6, and b is between -2 and 2. "
+        "The grader accepts an error of 0.05 in a and of 0.12 in b."
     )
+    return measure("Two changes to the logits", text, "logits, tokens", "[a, b]", draw, (0.05, 0.12))

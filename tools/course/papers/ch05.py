@@ -1,4 +1,4 @@
-"""Chapter 05: quotients from points of any spacing, a verdict, and the noise of a function."""
+"""Assignment 05: a difference formula for given points, the result of a gradient check, the noise of a function."""
 
 import numpy as np
 
@@ -21,11 +21,11 @@ def derivation(rng):
     ]
     words, moment = pick(rng, *options)
     text = (
-        "You know a function f at n points only, the `offsets`. Find weights w for which the sum of w[i] "
-        f"f(offsets[i]) is\n\n> {words}\n\nfor every polynomial f of degree less than n. The offsets are different "
-        "from each other, from 1 to 6 of them, in any order."
+        "You know the values of a function f only at n points, the `offsets`. Find weights w such that the sum of w[i] "
+        f"f(offsets[i]) is\n\n> {words}\n\nfor every polynomial f of degree less than n. There are 1 to 6 different "
+        "offsets, in any order."
     )
-    contract = stub("weights(offsets)", "Weights [n] for offsets [n].")
+    contract = stub("weights(offsets)", "Return the weights [n] for offsets [n].")
 
     def calls(rng):
         return [((rng.permutation(np.cumsum(rng.uniform(0.4, 0.9, n))) - 1.5,), None) for n in (1, 2, 3, 4, 5, 6)]
@@ -33,17 +33,17 @@ def derivation(rng):
     def judge(inputs, _, returned):
         (offsets,) = inputs
         if len(returned) != 1 or returned[0].shape != offsets.shape or returned[0].dtype.kind != "f":
-            return f"expected one array of shape {offsets.shape}"
+            return f"one array of floats of shape {offsets.shape} must be returned"
         if not np.isfinite(returned[0]).all():
-            return "expected finite weights"
+            return "the weights must be finite"
         for k in range(len(offsets)):
             products = returned[0] * offsets**k
             value, terms = float(products.sum()), float(np.abs(products).sum())
             if not abs(value - moment(k)) <= 1e-8 * (1 + terms):
-                return f"with {len(offsets)} offsets, the sum for f(x) = x^{k} is {value:.6g}"
+                return f"with {len(offsets)} offsets, the sum for f(x) = x^{k} is {value:.6g}, which is wrong"
         return ""
 
-    return Problem("weights", 4, "A quotient of your own", text, contract, calls, judge)
+    return Problem("weights", 4, "A difference formula for given points", text, contract, calls, judge)
 
 
 def mending(rng):
@@ -81,9 +81,9 @@ def measurement(rng):
         return (f + s * noise,), (s,)
 
     text = (
-        f"`values` holds f at {n} equally spaced points of an interval, in order, in which f is smooth: a few slow "
-        f"sines and a slope. Each value has an error, independent of the others, drawn from {words}. A difference "
-        "quotient can be no better than s allows: measure s. The grader draws s between 0.0001 and 0.01, and accepts "
-        "an error of 8% of it."
+        f"`values` holds a function f at {n} equally spaced points of an interval, in order. f is smooth: the sum of a "
+        f"few slow sines and a linear function. Each value has an independent random error from {words}. The error "
+        "limits the accuracy of every difference quotient of f. Estimate s. It is between 0.0001 and 0.01, and the "
+        "grader accepts a relative error of 8%."
     )
     return measure("How noisy is the function?", text, "values", "[s]", draw, lambda truth: (0.08 * truth[0],))

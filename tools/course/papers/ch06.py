@@ -1,4 +1,4 @@
-"""Chapter 06: attention with other scores and weights, a window with rules, and a bias in the weights."""
+"""Assignment 06: attention with different scores and weights, attention with a window, the bias of a head."""
 
 import math
 
@@ -35,9 +35,9 @@ def forward(q, k, v):
     {weights}
     return {out}  # [T, C]
 """
-    text = "Attention of one head with scores and weights that the book does not have. `q`, `k` and `v` are [T, C]."
+    text = "This is attention with one head; its scores and weights are not in the book. `q`, `k` and `v` are [T, C]."
     draw = lambda rng, t, c: tuple(rng.normal(size=(3, t, c)))
-    return derive("Another attention", text, forward, ["q", "k", "v"], draw, [(1, 3), (2, 1), (7, 5), (400, 96)])
+    return derive("A new attention", text, forward, ["q", "k", "v"], draw, [(1, 3), (2, 1), (7, 5), (400, 96)])
 
 
 def mending(rng):
@@ -51,7 +51,7 @@ def measurement(rng):
         rng,
         ("the distance t - s", lambda d: d),
         ("ln(1 + t - s)", np.log1p),
-        ("the root of t - s", np.sqrt),
+        ("the square root of t - s", np.sqrt),
         ("1 / (1 + t - s)", lambda d: 1 / (1 + d)),
     )
     T, C = int(rng.integers(30, 50)), int(rng.integers(6, 12))
@@ -65,9 +65,9 @@ def measurement(rng):
         return (e / e.sum(axis=1, keepdims=True), q, k), (beta, slope)
 
     text = (
-        f"You see the weights `p` [{T}, {T}] of a causal head, and its `q` and `k` [{T}, {C}]. They are the softmax "
-        f"of\n\n> b q_t k_s / sqrt({C}) + m times {words} + a little noise,\n\nover s up to t, with two numbers b and "
-        "m that belong to this head. Estimate them. b is between 0.3 and 2.5, m between -0.6 and 0.6; the noise has a "
-        "standard deviation of 0.02. The grader accepts errors of 0.01 in b and of 0.02 in m."
+        f"You have the weights `p` [{T}, {T}] of a causal head, and its `q` and `k` [{T}, {C}]. Row t of `p` is the "
+        f"softmax of\n\n> b q_t k_s / sqrt({C}) + m times {words} + a little noise\n\nover all s up to t. Estimate the "
+        "numbers b and m of this head. b is between 0.3 and 2.5, and m is between -0.6 and 0.6. The noise has a "
+        "standard deviation of 0.02. The grader accepts an error of 0.01 in b and of 0.02 in m."
     )
     return measure("What a head adds to its scores", text, "p, q, k", "[b, m]", draw, (0.01, 0.02))

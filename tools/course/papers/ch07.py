@@ -1,10 +1,10 @@
-"""Chapter 07: scores of queries and keys turned otherwise, RoPE with rules, the turn behind the scores of a head."""
+"""Assignment 07: scores under a different rotation, RoPE to repair, the frequencies and offset of a head."""
 
 import numpy as np
 
 from tools.course.papers.problems import derive, measure, number, pick, repair
 
-PAIRS = {  # of coordinate c of C: its pair, its partner, and the sign of the partner's sine
+PAIRS = {  # for coordinate c of C: its pair, its partner, the sign of the partner's sine
     "j and j + C/2": "c % (C // 2), (c + C // 2) % C, np.where(c < C // 2, -1, 1)",
     "2j and 2j + 1": "c // 2, c ^ 1, np.where(c % 2, 1, -1)",
     "j and C - 1 - j": "np.minimum(c, C - 1 - c), C - 1 - c, np.where(c < C // 2, -1, 1)",
@@ -30,10 +30,10 @@ def forward(q, k, w):
     s = turn(q, g) @ turn(k, 1 / g).T / np.sqrt(C)  # [T, T]
     return {out}
 """
-    text = """Queries `q` and keys `k` are [T, C] with an even C. They are turned in pairs, by angles and with sizes
-that are learnt: `w` is [C/2]. Coordinate c belongs to pair `j[c]`, together with coordinate `partner[c]`."""
+    text = """Queries `q` and keys `k` are [T, C] with an even C. Their coordinates are rotated and scaled in pairs; the
+angles and scales depend on learnt parameters `w` [C/2]. Coordinates c and `partner[c]` are pair `j[c]`."""
     draw = lambda rng, t, c: (*rng.normal(size=(2, t, c)), rng.normal(size=c // 2))
-    return derive("Another turn", text, forward, ["q", "k", "w"], draw, [(1, 2), (2, 6), (7, 8), (150, 128)])
+    return derive("A new rotation", text, forward, ["q", "k", "w"], draw, [(1, 2), (2, 6), (7, 8), (150, 128)])
 
 
 def mending(rng):
@@ -59,10 +59,10 @@ def measurement(rng):
         s = turn(q, z + b * w) @ turn(k, z).T + 0.5 * rng.normal(size=(T, T))
         return (np.tri(T) * s, q, k), (a, b)
 
-    text = f"""`q` and `k` [{T}, {C}] are the queries and keys of a causal head before they are turned, `s` [{T}, {T}]
-its scores, divided by nothing, 0 where it may not look. With C = {C}, pair j has the coordinates {words}; it is
-turned from its lower to its higher coordinate, by {law} radians a position. But the queries are turned as if they
-stood b places further on than they do. Each score has an error with a standard deviation of 0.5.
+    text = f"""`q` and `k` [{T}, {C}] are the queries and keys of a causal head before their rotation. `s` [{T}, {T}]
+holds its scores, unscaled, with 0 at masked positions. With C = {C}, pair j has the coordinates {words}; it is
+rotated from its lower towards its higher coordinate, by {law} radians per position. But each query is rotated as if
+its position were larger by b. Each score has a random error with a standard deviation of 0.5.
 
-Find a, between 0.2 and 1.2, and b, between -2.5 and 2.5. The grader accepts errors of 0.03 in a and of 0.1 in b."""
-    return measure("How far off?", text, "s, q, k", "[a, b]", draw, (0.03, 0.1))
+Find a, between 0.2 and 1.2, and b, between -2.5 and 2.5. The grader accepts an error of 0.03 in a and of 0.1 in b."""
+    return measure("The offset of the queries", text, "s, q, k", "[a, b]", draw, (0.03, 0.1))

@@ -1,4 +1,4 @@
-"""Chapter 08: another norm, a norm with rules, and the growth of a stream."""
+"""Assignment 08: a new norm, a norm in groups to repair, the growth of a residual stream."""
 
 import numpy as np
 
@@ -38,9 +38,9 @@ def forward(x, gain):
     r = {size}  # [..., 1]
     return {out}  # [..., D]
 """
-    text = "A norm that the book does not have: `x` is [..., D] with one axis or more, `gain` is [D]."
+    text = "This norm is not in the book: `x` is [..., D] with one or more axes, and `gain` is [D]."
     draw = lambda rng, *shape: (rng.normal(size=shape) + 0.3, rng.normal(size=shape[-1]))
-    return derive("Another norm", text, forward, ["x", "gain"], draw, [(1,), (5,), (4, 3), (2, 3, 7), (2, 3, 20_000)])
+    return derive("A new norm", text, forward, ["x", "gain"], draw, [(1,), (5,), (4, 3), (2, 3, 7), (2, 3, 20_000)])
 
 
 def mending(rng):
@@ -67,9 +67,9 @@ def measurement(rng):
         return (x,), (a,)
 
     text = (
-        f"`x` [{L}, {N}, {D}] is a residual stream behind each of {L} layers, at {N} tokens. At a usual token the root "
-        f"mean square behind layer l (0 to {L - 1}) follows\n\n> {law},\n\ntimes a factor that belongs to the token. "
-        f"About {share:.0%} of the tokens are not usual: from some layer on, a coordinate of theirs is enormous, as in "
+        f"`x` [{L}, {N}, {D}] is the residual stream after each of {L} layers, at {N} tokens. At most tokens, the root "
+        f"mean square after layer l (0 to {L - 1}) is\n\n> {law}\n\ntimes a factor that depends on the token. But "
+        f"about {share:.0%} of the tokens are unusual: from some layer on, one of their coordinates is enormous, as in "
         f"many trained models. Estimate a. The grader accepts an error of {tolerance}."
     )
     return measure("How fast does the stream grow?", text, "x", "[a]", draw, (tolerance,))

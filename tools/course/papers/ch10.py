@@ -1,4 +1,4 @@
-"""Chapter 10: a whole model of other parts in another order, the loss of several heads with rules, and a look ahead."""
+"""Assignment 10: a model with new parts in a new order, the loss of several heads, a model that looks ahead."""
 
 import numpy as np
 
@@ -35,15 +35,15 @@ def forward(e, g, m, w):
     z = norm(x) @ e.T  # logits [T, V]
     return np.log(np.exp(z).sum(axis=-1)) - z[np.arange(T), targets]  # surprises [T]
 """
-    text = """A whole model of other parts, in another order: `e` [V, D] is the embedding and, transposed, the head
-that predicts; `g` [D] is the gain of every norm; `m` is [D, D] and `w` [D, F]."""
+    text = """This is a whole model with different parts in a different order: `e` [V, D] is the embedding and,
+transposed, the output head; `g` [D] is the gain of every norm; `m` is [D, D], and `w` is [D, F]."""
 
     def draw(rng, v, d, f):
         wide = rng.normal(size=(d, d)) / d, rng.normal(size=(d, f)) / np.sqrt(d * f)
         return rng.normal(size=(v, d)), rng.normal(size=d) / 2 + 1, *wide
 
     sizes = [(1, 2, 1), (3, 2, 5), (4, 5, 3), (120, 80, 150)]
-    return derive("A model of its own", text, forward, ["e", "g", "m", "w"], draw, sizes)
+    return derive("A new model", text, forward, ["e", "g", "m", "w"], draw, sizes)
 
 
 def mending(rng):
@@ -65,12 +65,13 @@ def measurement(rng):
         y = sum(back[i] * np.pad(read, ((0, 0), (i, 0)))[:, :T] for i in range(T)) + c * read[:, d : d + T]
         return (x[:, :T], y + 0.2 * rng.normal(size=y.shape)), (float(d), c)
 
-    text = f"""An unknown model read {S} rows of {T} vectors, `x` [{S}, {T}, {D}], and gave a number at each position,
-`y` [{S}, {T}]. Position t should sum up what stands at t and before it: a vector w of length 1 reads every vector x
-as w · x, and what it read i places back has the weight {law}. You know neither w nor r. But the mask has a mistake,
-and position t reads w · x at position t + d, too, with the weight c. (Behind the last position stood more vectors,
-which you do not have.) Each number of `y` has an error with a standard deviation of 0.2.
+    text = f"""An unknown model read {S} rows of {T} vectors, `x` [{S}, {T}, {D}], and returned one number per position,
+`y` [{S}, {T}]. The number at position t should be a weighted sum of w · x over position t and the positions before it,
+where w is a vector of length 1. The position i places before t has the weight {law}. You know neither w nor r. But the
+mask has a mistake: the number at position t also contains w · x at position t + d, with the weight c. (The model read
+more vectors after the last position, which you do not have.) Each number of `y` has a random error with a standard
+deviation of 0.2.
 
-Find d, a whole number from 1 to 8, and c, between 0.05 and 0.4. The grader accepts an error of less than 0.5 in d and
-of 0.03 in c."""
-    return measure("It looks ahead", text, "x, y", "[d, c]", draw, (0.49, 0.03))
+Find d, an integer from 1 to 8, and c, between 0.05 and 0.4. The grader accepts an error of less than 0.5 in d and of
+0.03 in c."""
+    return measure("A model that looks ahead", text, "x, y", "[d, c]", draw, (0.49, 0.03))

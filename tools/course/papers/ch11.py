@@ -1,4 +1,4 @@
-"""Chapter 11: the gradient of a step, an optimiser with rules, and the largest stable rate."""
+"""Assignment 11: the gradient of an optimiser's step, an optimiser to repair, the largest stable learning rate."""
 
 import numpy as np
 
@@ -38,8 +38,8 @@ def forward(p, g, m, v):
     return {out}  # the parameters after the step, [D]
 """
     text = (
-        "One step of an optimiser that the book does not have: parameters `p`, gradient `g`, first and second moment "
-        "`m` and `v`, all [D], v positive. Whoever learns the optimiser itself differentiates through its step."
+        "This is one step of an optimiser that is not in the book, with parameters `p`, gradient `g`, and first and "
+        "second moments `m` and `v`, all [D]; v is positive. Learning an optimiser requires these gradients."
     )
     draw = lambda rng, d: (*rng.normal(size=(3, d)), rng.normal(size=d) ** 2 + 0.3)
     return derive("Through a step", text, forward, ["p", "g", "m", "v"], draw, [(1,), (2,), (9,), (150_000,)])
@@ -59,7 +59,7 @@ def measurement(rng):
     D, beta, alpha = int(rng.integers(6, 14)), number(rng, 0.3, 0.9), number(rng, 0.2, 0.6)
     words, move = pick(
         rng,
-        (f"w' = w - r (g + {beta} u), where u is the step's gradient before, u = 0 at first",
+        (f"w' = w - r (g + {beta} u), where u is the gradient of the previous step, 0 at first",
              lambda w, u, r, H: (w - r * (H @ w + beta * u), H @ w)),
             (f"u' = {beta} u - r g, then w' = w + u'",
              lambda w, u, r, H: (w + beta * u - r * (H @ w), beta * u - r * (H @ w))),
@@ -78,7 +78,7 @@ def measurement(rng):
         return (w, (w - lowest) @ H + 1e-6 * rng.normal(size=w.shape)), H
 
     def diverges(H, rate):
-        """Whether the run leaves the minimum, from a start with a part along every axis."""
+        """Return whether a run moves away from the minimum; the run's start has a component along every axis."""
         w, u = np.linspace(1, 2, D), np.zeros(D)
         for _ in range(3000):
             w, u = move(w, u, rate, H)
@@ -92,20 +92,20 @@ def measurement(rng):
             return sentence
         rate = float(returned[0][0])
         if not 0 < rate < 1e6:
-            return f"the rate is {rate:.4g}, expected a positive number"
+            return f"r must be positive and less than a million, got {rate:.4g}"
         if diverges(H, 0.98 * rate):
-            return "a run at 0.98 times this rate diverges"
-        return "" if diverges(H, 1.02 * rate) else "a run at 1.02 times this rate does not diverge"
+            return "a run with 0.98 times this learning rate diverges"
+        return "" if diverges(H, 1.02 * rate) else "a run with 1.02 times this learning rate does not diverge"
 
     text = (
         f"A loss is quadratic, with a positive curvature along each of {D} axes. You have its gradients `g` at the "
-        f"points `w`, both [{3 * D}, {D}], up to an error of a millionth. It is to be minimised with this method, of "
-        f"rate r:\n\n> {words}.\n\nWhere the rule does not say otherwise, g is the gradient at w. Find the largest r "
-        "at which the method does not diverge. The grader runs it at 0.98 and at 1.02 times your rate."
+        f"points `w`, both [{3 * D}, {D}], up to an error of a millionth. The loss is minimised with this method, with "
+        f"the learning rate r:\n\n> {words}.\n\nUnless the method says otherwise, g is the gradient at w. Find the "
+        "largest r for which the method does not diverge. The grader runs it with 0.98 and 1.02 times your r."
     )
-    return measure("The largest stable rate", text, "w, g", "[r]", draw, judge=judge)
+    return measure("The largest stable learning rate", text, "w, g", "[r]", draw, judge=judge)
 
 
 def near_one(returned: list[np.ndarray]) -> str:
     right = len(returned) == 1 and returned[0].shape == (1,) and returned[0].dtype.kind == "f"
-    return "" if right else "expected one array of shape (1,): [r]"
+    return "" if right else "one array of floats of shape (1,) must be returned: [r]"

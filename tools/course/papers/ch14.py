@@ -1,4 +1,4 @@
-"""Chapter 14: a statistic of a changed distribution, a cut with rules, and the settings behind drawn tokens."""
+"""Assignment 14: a statistic of a changed distribution, a truncation to repair, the settings of a sampler."""
 
 import numpy as np
 
@@ -39,8 +39,8 @@ def forward(u, n):
     return {out}  # [N]
 """
     text = (
-        "A number for each row of logits `u` [N, V] and of noise `n` [N, V], from a distribution that is changed on "
-        "the way."
+        "`forward` computes one number per row of logits `u` [N, V] and noise `n` [N, V], from a distribution that it "
+        "changes first."
     )
     draw = lambda rng, rows, v: (1.5 * rng.normal(size=(rows, v)), rng.normal(size=(rows, v)))
     return derive(
@@ -63,10 +63,10 @@ def measurement(rng):
     V, n = int(rng.integers(12, 24)), 20_000
     by_share = bool(rng.integers(2))
     rule = (
-        "tokens less than c times as likely as the likeliest one, at that temperature, were cut (c "
+        "it removed tokens less than c times as likely as the most likely one, at that temperature (c is "
         "between 0.05 and 0.3)"
         if by_share
-        else "of each row the c most likely tokens were kept (c from 4 to 9)"
+        else "it kept only the c most likely tokens of each row (c is an integer from 4 to 9)"
     )
 
     def draw(rng):
@@ -82,8 +82,10 @@ def measurement(rng):
         return (logits, tokens), (tau, cut)
 
     text = (
-        f"A server drew the tokens [N] from the logits [N, {V}], with N = {n}, at a temperature t between "
-        f"0.5 and 1.4; then {rule}. Find t and c. "
+        f"A server sampled the tokens [N] from the logits [N, {V}], with N = {n}. It used a temperature t between 0.5 "
+        f"and 1.4, and {rule}. Find t and c. "
         "The grader accepts an error of 0.1 in t, and of " + ("0.03" if by_share else "less than 0.5") + " in c."
     )
-    return measure("What did the server do?", text, "logits, tokens", "[t, c]", draw, (0.1, 0.03 if by_share else 0.49))
+    return measure(
+        "The settings of a server", text, "logits, tokens", "[t, c]", draw, (0.1, 0.03 if by_share else 0.49)
+    )

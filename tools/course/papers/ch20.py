@@ -1,4 +1,4 @@
-"""Chapter 20: a loss on replies behind another mask, a row of conversations with rules, and what a script counts."""
+"""Assignment 20: a loss on replies with a different mask, targets of conversations, the weights in a script's loss."""
 
 import numpy as np
 
@@ -18,8 +18,8 @@ def derivation(rng):
     forward = f"""
 def forward(x, w):
     t, V = np.arange(len(x)), w.shape[1]
-    talk, place = t // {n}, t % {n}  # {q} tokens asked, {n - q} replied, and the next conversation
-    m = 1.0 * (place >= {q - 1}) * (place < {n - 1})  # where the next token is of the reply
+    talk, place = t // {n}, t % {n}  # each conversation has {q} tokens of a question and {n - q} of a reply
+    m = 1.0 * (place >= {q - 1}) * (place < {n - 1})  # 1 where the next token belongs to the reply
     sees = {pick(rng, *sees, f"{past} & ((place >= {q}) | {own})")}
     e = np.exp(x @ x.T / x.shape[1]) * sees
     p = e / e.sum(axis=1, keepdims=True)  # [T, T]
@@ -29,12 +29,12 @@ def forward(x, w):
     each = lambda u: (u * (np.arange(talk[-1] + 1)[:, None] == talk)).sum(axis=1)
     return {pick(rng, *means, f"np.sqrt({b} + each(c * c))")}  # [conversations]
 """
-    text = """Conversations of a question and a reply lie one behind the other in a row; the last may be cut off. One
-layer of attention and one matrix make logits of the vectors `x` [T, D] and `w` [D, V], and each conversation gets a
-loss of its own."""
+    text = """A row contains conversations one after the other, each with a question and a reply; the last one may be
+incomplete. One layer of attention and the matrix `w` [D, V] compute logits from the vectors `x` [T, D]. `forward`
+returns one loss per conversation."""
     draw = lambda rng, t, d, v: (rng.normal(size=(t, d)), rng.normal(size=(d, v)) / np.sqrt(d))
     sizes = [(1, 2, 3), (n + 1, 3, 2), (2 * n, 2, 5), (190, 120, 130)]
-    return derive("What a reply costs", text, forward, ["x", "w"], draw, sizes)
+    return derive("The loss of a reply", text, forward, ["x", "w"], draw, sizes)
 
 
 def mending(rng):
@@ -50,8 +50,8 @@ def mending(rng):
 
 
 def measurement(rng):
-    row = "each row divided by the sum of its weights before rows are added up"
-    laws = ["divided by the sum of the weights", "divided by the root of the sum of the weights", row]
+    row = "each row divided by the sum of its weights before the rows are added"
+    laws = ["divided by the sum of the weights", "divided by the square root of the sum of the weights", row]
     law = pick(rng, *laws)
     N, B, T = int(rng.integers(40, 70)), int(rng.integers(3, 6)), int(rng.integers(24, 40))
 
@@ -65,11 +65,11 @@ def measurement(rng):
         loss = ((w * l).sum(axis=2) / whole.reshape(N, -1)).sum(axis=1)
         return (l, role, loss * (1 + 0.002 * rng.normal(size=N))), (a, b)
 
-    text = f"""A colleague's script fine-tunes on batches of {B} rows of {T} tokens, and you cannot see what it
-counts. Of {N} batches you have the surprise at each token, `l` [{N}, {B}, {T}], the token's `role` (0 padding, 1
-question, 2 reply, 3 the end marker behind it), and the `loss` [{N}], to about a fifth of a percent. The loss is the
-sum of weight times surprise over the batch, {law}. The weight is 1 for a reply's token, 0 for padding, a for a
-question's token and b for the end marker.
+    text = f"""A colleague's script fine-tunes on batches of {B} rows of {T} tokens, and you cannot see how it weights
+the tokens. For {N} batches you have the surprise of each token, `l` [{N}, {B}, {T}], the token's `role` (0 padding, 1
+question, 2 reply, 3 the end marker after the reply), and the `loss` [{N}], to about 0.2%. The loss is the sum of weight
+times surprise over the batch, {law}. The weight is 1 for a token of a reply, 0 for padding, a for a token of a question
+and b for the end marker.
 
-Find a, between 0.1 and 0.8, and b, between 0.3 and 3. The grader accepts errors of 0.03 in a and of 0.2 in b."""
-    return measure("What does the script count?", text, "l, role, loss", "[a, b]", draw, (0.03, 0.2))
+Find a, between 0.1 and 0.8, and b, between 0.3 and 3. The grader accepts an error of 0.03 in a and of 0.2 in b."""
+    return measure("The weights in a script's loss", text, "l, role, loss", "[a, b]", draw, (0.03, 0.2))

@@ -1,4 +1,7 @@
-"""A student's paper: handed out as a folder, marked by running its answers.py in a process of its own."""
+"""Individual assignments: write a student's folder, and grade the student's answers.py in a separate process.
+
+In code and file names, an individual assignment is called a paper, and its points are called marks.
+"""
 
 import csv
 import ctypes
@@ -21,29 +24,31 @@ from pathlib import Path
 import numpy as np
 
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import one_line, printable, read_regular, write_text
+from nanoeuler_lib.files import one_line, printable, write_text
 from tools.course.papers import worker
 from tools.course.papers.problems import Problem
-from tools.course.roster import canonical, check_name
+from tools.course.roster import canonical, check_name, read_regular
 
-CHAPTERS = ("03", "04", "05", "06", "07", "08", "10", "11", "14", "20", "25")
-POINTS = 10  # of a paper
+CHAPTERS = ("02", "03", "05", "06", "07", "08", "10", "11", "14", "20", "25")
+SEEDS = {"02": "03", "03": "04"}  # numbers that these chapters had when assignments were first handed out
+POINTS = 10  # maximum of an assignment
 WALL_SECONDS = 180
-LARGEST = 2**26  # bytes of what a student hands in, or a process of the student leaves
+LARGEST = 2**26  # bytes; limit for a submitted file, and for the results that its process writes
 
-README = """# Chapter {chapter}: paper of {student}
+README = """# Chapter {chapter}: assignment for {student}
 
-Three problems, {points} points. Write the functions in `answers.py`, with NumPy and what comes with Python; other
-modules are not there when the paper is marked. `given.py` has the functions that a problem gives you, `examples.npz`
-inputs to try yours on, and `python try_answers.py` does so. Hand in `answers.py`.
+There are three problems with {points} points in all. Write your functions in `answers.py`. You may use NumPy and
+Python's standard library, because other modules cannot be imported when your answers are graded. `given.py` has the
+functions that a problem gives you, and `examples.npz` has example inputs. `python try_answers.py` calls your functions
+with these inputs. Hand in `answers.py`.
 
-Your functions take arrays and return arrays; a number is an array without axes. They are called with other arrays than
-those of the examples, larger ones among them, in a process that has {seconds} seconds for a problem and {memory} GiB
-of memory. What they print is not read. Every student's paper is another one.
+Your functions take arrays and return arrays; a number is an array without axes. The grader calls them with different
+arrays, some of them larger than the examples, in a process that has {seconds} seconds per problem and {memory} GiB of
+memory. It ignores what they print. Every student has a different assignment.
 
 {problems}"""
 
-TRY = '''"""Calls each function of answers.py with the inputs in examples.npz, and prints what came back."""
+TRY = '''"""Call each function of answers.py with the inputs in examples.npz, and print what it returns."""
 
 import time
 
@@ -60,13 +65,13 @@ for name in sorted({key.partition("/")[0] for key in examples}):
     said = ", ".join("None: not written yet" if p is None else f"{np.asarray(p).dtype} {np.shape(p)}" for p in parts)
     print(f"{name}: {said}, {time.perf_counter() - began:.2f} s")
     if f"{name}/truth" in examples:
-        print(f"    found {parts[0]}, the example was made from {examples[name + '/truth']}")
+        print(f"    your result is {parts[0]}, the example was made from {examples[name + '/truth']}")
 '''
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What a problem earned: its points if the sentence is empty, else none."""
+    """The points of a problem: all points if `said` is ""; else 0 points, and `said` describes the error."""
 
     problem: str
     points: int
@@ -78,26 +83,29 @@ class Mark:
 
 
 def paper(chapter: str, seed: str, student: str) -> list[Problem]:
-    """The problems of a student. NanoEulerError for a chapter that has no paper."""
+    """Generate a student's three problems. Raises NanoEulerError if the chapter has no individual assignment."""
     if chapter not in CHAPTERS:
-        raise NanoEulerError(f"chapter is {short(chapter)}, expected one of {', '.join(CHAPTERS)}")
+        raise NanoEulerError(f"CHAPTER must be one of {', '.join(CHAPTERS)}, got {short(chapter)}")
     module = importlib.import_module(f"tools.course.papers.ch{chapter}")
     rng = _generator(chapter, seed, student, "problems")
     return [module.derivation(rng), module.mending(rng), module.measurement(rng)]
 
 
 def _generator(chapter: str, seed: str, student: str, *words: str) -> np.random.Generator:
-    """Numbers that depend on all of the words, and tell nothing of them."""
-    text = "\0".join([chapter, seed, canonical(student), *words])
+    """Return a random generator seeded by a hash of all arguments; its numbers do not reveal the arguments."""
+    text = "\0".join([SEEDS.get(chapter, chapter), seed, canonical(student), *words])
     return np.random.default_rng(list(hashlib.sha256(text.encode()).digest()))
 
 
 def hand_out(chapter: str, seed: str, student: str, folder: Path) -> None:
-    """Write a student's paper into a new folder: README.md, answers.py, given.py, examples.npz, try_answers.py."""
+    """Write a student's assignment into a new folder: README.md, answers.py, given.py, examples.npz, try_answers.py.
+
+    Raises NanoEulerError for a chapter without an assignment, a name that cannot be a folder's, or an existing folder.
+    """
     check_name(student)
     problems = paper(chapter, seed, student)
     if folder.exists():
-        raise NanoEulerError(f"{folder} exists, expected a new folder")
+        raise NanoEulerError(f"{folder}: exists already, expected a new folder")
     folder.mkdir(parents=True)
     texts = [
         f"## {i}. {p.title} ({p.points} points)\n\n{p.statement}\n\nWrite `{p.name}`.\n"
@@ -116,7 +124,7 @@ def _given(problems: list[Problem]) -> str:
 
 
 def _examples(problems: list[Problem], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Of each problem one call's inputs, and what a measurement's data was made from."""
+    """Return example inputs for each problem, and the numbers from which the data of a measurement was made."""
     examples = {}
     for problem in problems:
         calls = problem.calls(rng)
@@ -127,11 +135,14 @@ def _examples(problems: list[Problem], rng: np.random.Generator) -> dict[str, np
     return examples
 
 
-# ---- Marking
+# ---- Grading
 
 
 def grade(chapter: str, seed: str, student: str, answers: Path, user: str = "") -> list[Mark]:
-    """Mark a student's answers.py. Whatever is in the file, this returns. user: as whom it runs, see `check_user`."""
+    """Grade a student's answers.py with one mark per problem. Any content of the file leads to a normal return.
+
+    user: the system user that runs the student's code, see `check_user`; "" for the current one.
+    """
     _hide()
     problems = paper(chapter, seed, student)
     return [
@@ -141,25 +152,28 @@ def grade(chapter: str, seed: str, student: str, answers: Path, user: str = "") 
 
 
 def check_user(name: str) -> None:
-    """NanoEulerError unless answers can run here, and as this user, if one is named: `run` ends all its processes."""
+    """Raise NanoEulerError if answers cannot run on this system, or not as the user `name` ("": the current user).
+
+    The user must have no running processes, because `run` ends all of the user's processes.
+    """
     if os.name == "nt":
-        raise NanoEulerError("papers must be marked on Linux or macOS, got Windows: use WSL")
+        raise NanoEulerError("assignments must be graded on Linux or macOS, got Windows: use WSL")
     if not name:
         return
     if not Path("/proc/self").exists():
         raise NanoEulerError(
-            f"--user must be left out on a system without /proc, got {name}: its other processes would be ended unseen"
+            f"--user must be left out on a system without /proc, got {name}: its processes cannot be checked"
         )
     import pwd
 
     try:
         uid = pwd.getpwnam(name).pw_uid
     except KeyError:
-        raise NanoEulerError(f"user is {short(name)}, expected one that this machine knows") from None
+        raise NanoEulerError(f"--user must be an account of this machine, got {short(name)}") from None
     if os.geteuid() != 0:
-        raise NanoEulerError(f"user is {name}, and another user can be chosen by root alone")
+        raise NanoEulerError(f"--user must be left out unless you are root, got {name}")
     if uid == 0 or any(_owner(process) == uid for process in Path("/proc").glob("[0-9]*")):
-        raise NanoEulerError(f"{name} has processes of its own, expected a user that has none")
+        raise NanoEulerError(f"--user must have no running processes, got {name}, which has some")
     probe = "import sys, numpy; open(sys.argv[1])"
     try:
         command = [sys.executable, "-I", "-c", probe, worker.__file__]
@@ -168,7 +182,7 @@ def check_user(name: str) -> None:
         done = False
     if not done:
         raise NanoEulerError(
-            f"{name} cannot run {sys.executable}, expected Python and the library in folders open to everybody"
+            f"--user must be able to run {sys.executable}, got {name}: keep Python and the library where all may read"
         )
 
 
@@ -179,21 +193,21 @@ def _owner(process: Path) -> int:
 
 
 def as_user(user: str) -> dict:
-    """The arguments by which subprocess runs something as a user."""
+    """Return the keyword arguments with which subprocess runs a command as a user, or {} if the name is ""."""
     import pwd
 
     return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []} if user else {}
 
 
 def end_processes(user: str) -> None:
-    """End every process of a user, those too that left their session."""
+    """End every process of a user, including processes that left their session."""
     if user:
         command = [sys.executable, "-I", "-c", "import os; os.kill(-1, 9)"]
         subprocess.run(command, stderr=subprocess.DEVNULL, cwd="/", **as_user(user))
 
 
 def _hide() -> None:
-    """Let no process of the same user read this one's memory, where the seed is: Linux alone can."""
+    """Prevent the user's other processes from reading this process's memory, which has the seed (Linux only)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
 
@@ -208,19 +222,23 @@ def _mark(problem: Problem, given: str, answers: Path, rng: np.random.Generator,
             if sentence:
                 sentence = f"call {number + 1} of {len(calls)}: {sentence}"
                 break
-    except Exception as error:  # a full disk, a folder too deep to remove: others are marked nevertheless
-        sentence = f"it could not be marked ({type(error).__name__})"
+    except Exception as error:  # for example a full disk; the other problems and students are still graded
+        sentence = f"this problem could not be graded ({type(error).__name__})"
     return Mark(problem.name, 0 if sentence else problem.points, problem.points, sentence)
 
 
 def run(function: str, calls: list, given: str, answers: Path, user: str = "") -> tuple[list[list[np.ndarray]], str]:
-    """Call a function of a student's file in a process of its own: the arrays of each call, or why there are none."""
+    """Call a function of a student's file in a separate process.
+
+    calls: the arguments of each call. given: the source of given.py. Returns the arrays of each call and "", or an
+    empty list and the reason.
+    """
     with tempfile.TemporaryDirectory(prefix="nanoeuler-") as name:
         box = Path(name)
         try:
             (box / "answers.py").write_bytes(read_regular(answers, LARGEST))
         except NanoEulerError:
-            return [], "there is no answers.py that can be read"
+            return [], "answers.py is missing or cannot be read"
         (box / "given.py").write_text(given)
         inputs, results = box / "calls.npz", box / "results.npz"
         np.savez(inputs, **{f"{n}/{i}": a for n, call in enumerate(calls) for i, a in enumerate(call)})
@@ -237,45 +255,45 @@ def run(function: str, calls: list, given: str, answers: Path, user: str = "") -
             code = process.wait(WALL_SECONDS)
         except subprocess.TimeoutExpired:
             code = -signal.SIGKILL
-        with suppress(ProcessLookupError, PermissionError):  # it, and what it started
+        with suppress(ProcessLookupError, PermissionError):  # end the process, and the processes that it started
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         end_processes(user)
         if code in (-signal.SIGXCPU, -signal.SIGKILL):
-            return [], f"no end after {worker.CPU_SECONDS} seconds of the processor, or {WALL_SECONDS} in all"
+            return [], f"no end after {worker.CPU_SECONDS} seconds of processor time, or {WALL_SECONDS} seconds in all"
         return _read(results, len(calls), code)
 
 
 def _read(results: Path, count: int, code: int) -> tuple[list[list[np.ndarray]], str]:
-    """The arrays that a student's process left: a file from somebody else, which may hold anything."""
+    """Read the arrays that a student's process wrote. The student's code can put anything into this file."""
     try:
         with np.load(io.BytesIO(read_regular(results, LARGEST)), allow_pickle=False) as file:
             items = file.zip.infolist()
             if any(item.compress_type for item in items) or sum(item.file_size for item in items) > LARGEST:
-                raise ValueError("it unpacks to more than was written")
+                raise ValueError("the unpacked file is too large")
             if "error" in file:
                 return [], one_line(str(file["error"]), 240)
             names, returned = set(file.files), []
             for n in range(count):
                 keys = itertools.takewhile(names.__contains__, (f"{n}/{i}" for i in itertools.count()))
                 returned.append(worker.arrays_of(tuple(file[key] for key in keys)))
-    except Exception:  # whatever a spoilt file makes them raise
-        return [], f"its process ended without a result (exit code {code})"
-    return returned, "" if all(returned) else "not every call returned something"
+    except Exception:  # a forged file can raise errors of many types
+        return [], f"the process ended without a result (exit code {code})"
+    return returned, "" if all(returned) else "not every call returned a result"
 
 
 # ---- The table of a class
 
 
 def columns(problems: list[Problem]) -> list[str]:
-    """The columns of marks.csv."""
+    """Return the names of the columns of marks.csv."""
     names = [problem.name for problem in problems]
     wrong = [f"{name}: what was wrong" for name in names]
     return ["student", "points", "of", "late days", "remark", *names, *wrong, "fingerprint"]
 
 
 def row(problems: list[Problem], marks: list[Mark]) -> dict:
-    """What a student's row of marks.csv says of the marks; without any it is the row of who handed in nothing."""
+    """Return a student's row of marks.csv; a student without marks has handed in nothing."""
     made = dict.fromkeys(columns(problems), "") | {problem.name: 0 for problem in problems}
     made |= {mark.problem: mark.points for mark in marks}
     made |= {f"{mark.problem}: what was wrong": mark.said for mark in marks}
@@ -283,7 +301,7 @@ def row(problems: list[Problem], marks: list[Mark]) -> dict:
 
 
 def marks_in(problems: list[Problem], row: dict) -> list[dict]:
-    """The marks in a row, none of who handed in nothing."""
+    """Return the marks in a row of marks.csv as dicts, or [] if the student handed in nothing."""
     return [
         vars(Mark(p.name, row[p.name], p.points, row[f"{p.name}: what was wrong"]))
         for p in problems
@@ -292,32 +310,37 @@ def marks_in(problems: list[Problem], row: dict) -> list[dict]:
 
 
 def fingerprint(chapter: str, seed: str, student: str, answers: Path) -> str:
-    """What tells whether a student's answers have been marked; "" if they cannot be read."""
-    text = "\0".join([chapter, seed, canonical(student), ""])
+    """Return a hash that tells whether these answers have been graded before; "" if they cannot be read."""
+    text = "\0".join([SEEDS.get(chapter, chapter), seed, canonical(student), ""])
     with suppress(NanoEulerError):
         return hashlib.sha256(text.encode() + read_regular(answers, LARGEST)).hexdigest()[:16]
     return ""
 
 
 def read_marks(path: Path, problems: list[Problem]) -> dict[str, dict]:
-    """The rows of marks.csv by student, none if there is no such file."""
+    """Read the rows of marks.csv, by student; return an empty dict if there is no such file.
+
+    Raises NanoEulerError if the file is not a table of these problems.
+    """
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
             for found in rows:
                 if list(found) != columns(problems):
-                    raise ValueError("its columns are others")
+                    raise ValueError("different columns")
                 for name in ("points", *(problem.name for problem in problems)):
                     found[name] = json.loads(found[name])
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, csv.Error) as error:
-        raise NanoEulerError(f"{path}: must be the table of an earlier marking, got another ({error})") from None
+        raise NanoEulerError(
+            f"{path}: must be a table from grading the same problems, got a different file ({error})"
+        ) from None
     return {found["student"]: found for found in rows}
 
 
 def write_marks(path: Path, problems: list[Problem], rows: list[dict]) -> None:
-    """Write marks.csv anew, as a whole or not at all."""
+    """Write marks.csv completely, or keep the old file if writing fails."""
     table = io.StringIO()
     writer = csv.DictWriter(table, columns(problems))
     writer.writeheader()
@@ -326,14 +349,14 @@ def write_marks(path: Path, problems: list[Problem], rows: list[dict]) -> None:
 
 
 def page(chapter: str, student: str, marks: list[Mark]) -> str:
-    """A page to hand back."""
+    """Return the text of the page that the student gets back."""
     lines = [f"{m.problem}: {m.points} of {m.of}. {m.said or 'Right.'}" for m in marks]
     points = f"{sum(m.points for m in marks)} of {sum(m.of for m in marks)} points"
     return printable(f"Chapter {chapter}, {student}: {points}\n\n" + "\n".join(lines) + "\n")
 
 
 def cell(value: object) -> object:
-    """A value that a spreadsheet takes for what it is: a student's error may begin like a formula."""
+    """Return a table cell that no spreadsheet reads as a formula: a student's error message may begin with "="."""
     if not isinstance(value, str):
         return value
     return "'" + printable(value) if re.match(r"[=+\-@\t\r]", value) else printable(value)

@@ -1,4 +1,4 @@
-"""Smooth functions of one variable that the papers put into their layers."""
+"""Smooth functions of one variable that the assignments use in their layers."""
 
 SMOOTH = [
     "np.tanh({z})",

@@ -1,8 +1,8 @@
-"""The process in which a student's function runs: `python -I worker.py FUNCTION CALLS.npz RESULTS.npz`, in its folder.
+"""Run a student's function in the student's folder: `python -I worker.py FUNCTION CALLS.npz RESULTS.npz`.
 
-It reads arrays, calls the function of answers.py, and writes arrays: what it prints counts for nothing. Limits stand
-before the first line of the student's code: time of the processor, memory, size of a file; and nothing is imported but
-NumPy and what comes with Python.
+The program reads arrays, calls the function of answers.py and writes the returned arrays; it drops printed output.
+Before the student's code starts, the program limits processor time, memory and the size of files, and allows no imports
+except NumPy and Python's standard library.
 """
 
 import contextlib
@@ -11,35 +11,35 @@ import sys
 from importlib.abc import MetaPathFinder
 
 CPU_SECONDS = 20
-MEMORY = 2**31  # bytes of address space: NumPy alone takes a fifth
+MEMORY = 2**31  # bytes of address space, of which NumPy takes a fifth
 FILE = 2**27
 
 
 class NothingElse(MetaPathFinder):
-    """Refuses every module but NumPy, Python's own, and the two of the folder."""
+    """Refuse to import modules other than NumPy, the standard library, answers.py and given.py."""
 
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
         if top not in sys.stdlib_module_names and top not in ("numpy", "answers", "given"):
-            raise ImportError(f"{name} is not there: NumPy and Python's own modules are")
+            raise ImportError(f"{name} cannot be imported here, only NumPy and Python's standard library")
 
 
 def limit() -> None:
     import resource
 
     for what, most in ((resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, FILE)):
-        with contextlib.suppress(ValueError, OSError):  # macOS knows no limit of the address space
+        with contextlib.suppress(ValueError, OSError):  # macOS cannot limit the address space
             resource.setrlimit(what, (most, most))
 
 
 def arrays_of(result) -> list:
-    """A function's result as arrays; TypeError for what is none."""
+    """Return a function's result as a list of arrays. Raises TypeError for parts that are not numbers."""
     import numpy as np
 
     parts = [np.asarray(part) for part in (result if isinstance(result, tuple) else (result,))]
     for part in parts:
         if part.dtype.kind not in "fiubc":
-            raise TypeError(f"it returns {type(result).__name__} with a part that is no array of numbers")
+            raise TypeError(f"it must return arrays of numbers, got {type(result).__name__}")
     return parts
 
 
@@ -67,7 +67,7 @@ def main(function: str, calls: str, results: str) -> None:
                 if result is None:
                     raise NotImplementedError("it returns None: not written yet")
                 arrays |= {f"{call}/{i}": part for i, part in enumerate(arrays_of(result))}
-    except BaseException as error:  # SystemExit, too
+    except BaseException as error:  # including SystemExit
         arrays["error"] = np.array(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
     np.savez(results, **arrays)
 

@@ -1,6 +1,7 @@
-"""Read by every Python that starts under a setting of portable.py: BLAS takes as many threads as that says.
+"""Set the number of BLAS threads in every Python process that portable.py starts.
 
-OMP_NUM_THREADS alone gives no more than there are cores: on two, four would be two, and sums would be split otherwise.
+OMP_NUM_THREADS cannot give more threads than there are cores. On two cores, NumPy would use two
+threads instead of four, and would divide sums differently.
 """
 
 import os
