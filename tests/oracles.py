@@ -1,7 +1,7 @@
-"""Checks that several test modules share: each raises AssertionError when the library is wrong.
+"""Checks that several test modules share; each raises AssertionError if the library is wrong.
 
-`test_mutations.py` plants bugs and asks that these very functions catch them. Their oracles are difference quotients,
-formulas written out here in float64, and brute force; never the function that is checked.
+`test_mutations.py` plants bugs and requires that these functions catch them. They compare with difference quotients,
+with formulas that are written out here in float64, or with brute force, and never with the function that they check.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import checkpoint, datasets, loop, run_folder, train
 
-# Every size differs from every other where the shapes allow it, so that a swapped axis cannot go unseen.
-FLOOR = 1e-14  # differences below it are rounding of numbers of about 1, whatever is left of them
+# All sizes are different where the shapes allow it, so that a swapped axis is noticed.
+FLOOR = 1e-14  # smaller differences are rounding errors of numbers of about 1, which may have cancelled
 TINY = ModelConfig(dim=16, heads=4, kv_heads=2, layers=2, context=9, vocab_size=7, predict=3, ffn=10)
 TINY_GPT2 = GPT2Config(dim=15, heads=3, layers=2, context=9, vocab_size=7, ffn=10)
 
 
 def random_parameters(config: ModelConfig, seed: int = 0, std: float = 0.3, dtype=np.float64) -> Parameters:
-    """Parameters without symmetries: noise on the gains as well, which `init` makes equal."""
+    """Return random parameters without symmetries: the gains, which `init` makes equal, get noise as well."""
     params, rng = init(config, seed, std, np.float64), np.random.default_rng([seed, 1])
     for p in params.values():
         if p.ndim == 1:
@@ -59,13 +59,13 @@ def close(found, expected, rtol: float, name: str = "") -> None:
     """Assert that two arrays differ by at most rtol times the largest expected number."""
     found, expected = np.asarray(found), np.asarray(expected)
     assert found.shape == expected.shape, f"{name}: {found.shape} instead of {expected.shape}"
-    apart = np.abs(found - expected).max(initial=0)  # NaN fails the comparison below
+    apart = np.abs(found - expected).max(initial=0)  # NaN makes the comparison below fail
     size = np.abs(expected).max(initial=0)
     assert apart <= rtol * size + FLOOR, f"{name}: {apart:.2e} apart at size {size:.2e}"
 
 
 def poison(plan: Plan) -> Plan:
-    """Fill every buffer with NaN: what is read before it is written shows."""
+    """Fill every buffer of a plan with NaN, so that reading a buffer before writing it is noticed."""
     for buffer in plan.buffers.values():
         buffer[...] = np.nan
     return plan
@@ -75,7 +75,7 @@ def poison(plan: Plan) -> Plan:
 
 
 def naive_losses(params: Parameters, config: ModelConfig, tokens, targets) -> np.ndarray:
-    """Nats [B, T, K] at each position and head, 0 where the target is -1."""
+    """Compute the losses in nats [B, T, K] at each position and head, 0 where the target is -1."""
     losses, logits = np.zeros(targets.shape), naive_logits(params, config, tokens)
     for at in np.ndindex(targets.shape):
         if targets[at] >= 0:
@@ -85,7 +85,7 @@ def naive_losses(params: Parameters, config: ModelConfig, tokens, targets) -> np
 
 
 def naive_logits(params: Parameters, config: ModelConfig, tokens) -> np.ndarray:
-    """Logits [B, T, K, V] in float64: the notation page, one number at a time, whatever the size of scores."""
+    """Compute logits [B, T, K, V] in float64 by the formulas of the notation page, stable for scores of any size."""
     H, G, C = config.heads, config.kv_heads, config.dim // config.heads
     params = {name: np.asarray(p, np.float64) for name, p in params.items()}
     logits = np.zeros((*tokens.shape, config.predict, config.vocab_size))
@@ -126,7 +126,7 @@ def naive_logits(params: Parameters, config: ModelConfig, tokens) -> np.ndarray:
 
 
 def check_forward(version: str = "cpu", config: ModelConfig = TINY, batch: int = 2, time: int = 5, seed=0):
-    """The losses and their weighted sum are those of the formulas."""
+    """Check that the losses and their weighted sum equal those of the formulas."""
     model = GPT(config, random_parameters(config, seed))
     tokens, targets = check_batch(config, batch, time, seed)
     expected = naive_losses(model.params, config, tokens, targets)
@@ -156,11 +156,12 @@ def check_gradients(
     elements: int = 6,
     later_heads: float = 0.25,
 ) -> None:
-    """Every tensor's gradient along random directions, and element by element where a tensor has few.
+    """Check every tensor's gradient along random directions, and for some elements separately (all, if 1-d).
 
-    Along a random unit direction the error of a gradient g shows as |error| / sqrt(n), whichever elements are wrong;
-    a millionth of ||g|| / sqrt(n) is the limit. Quotients of fourth order; h is a quarter of `gradcheck.STEP`, because
-    a random model may have an embedding so short that 1e-3 is a long way: half of h is 1/16 of the quotient's error.
+    Along a random unit direction, an error of the gradient g appears as about |error| / sqrt(n), whichever elements are
+    wrong; the limit is a millionth of ||g|| / sqrt(n). The difference quotients are of fourth order. h is a quarter of
+    `gradcheck.STEP`, because 1e-3 is large for a random model with a short embedding; halving h divides the error of
+    the quotient by 16.
     """
     rng = np.random.default_rng([seed, 2])
     model = GPT(config, random_parameters(config, seed))
@@ -210,7 +211,7 @@ def check_gradients(
 
 
 def layer_pairs(seed: int = 0, dtype=np.float64) -> dict[str, tuple]:
-    """The pure pairs with inputs of odd sizes: name -> (forward, backward, inputs)."""
+    """Return the pure layer functions with inputs of odd sizes: name -> (forward, backward, inputs)."""
     rng = np.random.default_rng(seed)
     x = lambda *shape: rng.standard_normal(shape).astype(dtype)
     cos, sin = reference.rope_tables(5, 6, dtype=dtype)
@@ -240,7 +241,7 @@ def layer_pairs(seed: int = 0, dtype=np.float64) -> dict[str, tuple]:
 
 
 def check_layers(seed: int = 0) -> None:
-    """Every pure pair against difference quotients, element by element."""
+    """Check every pure forward and backward pair against difference quotients, element by element."""
     for name, (forward_, backward_, inputs) in layer_pairs(seed).items():
         for row in check_layer(forward_, backward_, inputs, seed):
             assert row.ok, f"{name}: {row}"
@@ -265,9 +266,9 @@ WRITES = dict(
 
 @contextmanager
 def recording(version: str):
-    """Run on `version` and list (composite, argument, its value after the call) for all that composites write.
+    """Run on `version`, and list (composite, argument, its value after the call) for all outputs of composites.
 
-    The moment matters: a later composite may overwrite a gradient that it has used up.
+    Values are copied directly after the call, because a later composite may overwrite a gradient after its last use.
     """
     calls = []
 
@@ -292,7 +293,7 @@ def recording(version: str):
 def run_recorded(
     version, config, params, tokens, targets, accumulate, dtype=np.float64, rows=4, passes=1
 ) -> tuple[list, Plan, Parameters]:
-    """Forward and backward into poisoned buffers: the record, the plan, the gradients."""
+    """Run forward and backward pass on poisoned buffers; return the record, the plan and the gradients."""
     batch, time = tokens.shape
     scale = loss_scale(targets, head_weights(config))
     with patch.object(plan_module, "LOGIT_ROWS", rows):
@@ -317,14 +318,14 @@ def check_equality(
     dtype=np.float64,
     rtol: float = 1e-12,
 ) -> None:
-    """`ops/cpu` writes what `ops/plain` writes, call by call; buffers that only it has meet the formula."""
+    """Check that `ops/cpu` writes the same as `ops/plain` in each call; its extra buffers must equal their formula."""
     params = random_parameters(config, seed, std, dtype)
     tokens, targets = check_batch(config, batch, time, seed)
     fast, plan, fast_grads = run_recorded("cpu", config, params, tokens, targets, accumulate, dtype)
     plain, plain_plan, plain_grads = run_recorded("plain", config, params, tokens, targets, accumulate, dtype)
     assert [call[:2] for call in fast] == [call[:2] for call in plain]
     for (name, key, found), (_, _, expected) in zip(fast, plain):
-        if key in ("qkv", "dqkv") and plan.rope:  # the fast one keeps the pairs of RoPE side by side
+        if key in ("qkv", "dqkv") and plan.rope:  # ops/cpu stores the two coordinates of a RoPE pair next to each other
             expected = expected[:, plan.rope.order]
         close(found, expected, rtol, f"{name}, {key}")
     for name in params:
@@ -335,7 +336,7 @@ def check_equality(
             close(a.sigmoid, reference.swiglu_forward(gate, up)[1][2], rtol, "sigmoid")
         q, k, v = _heads(b.qkv, config, batch, time)
         probs = reference.attention_forward(q * math.sqrt(config.head_dim), k, v)[1][3]
-        found = np.zeros((*a.softmax_stats.shape[:-1], time), dtype)  # the fast one leaves out blocks of the future
+        found = np.zeros((*a.softmax_stats.shape[:-1], time), dtype)  # ops/cpu leaves out blocks of masked positions
         for rows, end, scores in cpu.score_blocks(a.probs, a.softmax_stats.shape):
             found[:, :, :, rows, :end] = scores
         close((found * a.softmax_stats).reshape(probs.shape), probs, rtol, "probs * softmax_stats")
@@ -348,7 +349,7 @@ def _heads(qkv, config, batch, time):
 
 
 def check_accumulate(config: ModelConfig = TINY) -> None:
-    """Gradients are added where asked, in both versions: twice the same pass on top of g gives g + 2 dL."""
+    """Check in both versions that gradients accumulate if required: g after two equal passes becomes g + 2 dL."""
     params = random_parameters(config)
     tokens, targets = check_batch(config, 2, 5, 0)
     for version in ("cpu", "plain"):
@@ -360,7 +361,7 @@ def check_accumulate(config: ModelConfig = TINY) -> None:
 
 
 def check_extremes(version: str = "cpu", config: ModelConfig = TINY) -> None:
-    """Scores and logits 300 times as large give finite losses and gradients, and no overflow on the way."""
+    """Check that scores and logits 300 times as large give finite losses and gradients, without any overflow."""
     params = random_parameters(config, std=0.5)
     for name in params:
         if name.endswith((".qkv", "up", "heads")) or (name == "embed" and "heads" not in params):
@@ -381,7 +382,7 @@ def check_extremes(version: str = "cpu", config: ModelConfig = TINY) -> None:
 
 
 def expected_rate(step: int, c: TrainConfig) -> float:
-    """Rate of step 0, 1, ...: a line to the peak, a half cosine to the last value, and that value ever after."""
+    """Return the learning rate of a step: a line up to the peak, half a cosine down to the last value, constant."""
     if step < c.warmup:
         return c.rate / c.warmup * (step + 1)
     left = c.steps - c.warmup
@@ -391,7 +392,7 @@ def expected_rate(step: int, c: TrainConfig) -> float:
 
 
 def check_schedule() -> None:
-    """The learning rate is the formula's, rises to the peak, falls to the last value, and is never 0."""
+    """Check that the learning rate follows the formula, rises to the peak, falls to the last value, and is never 0."""
     for steps, warmup in ((50, 8), (50, 0), (9, 9), (5, 9), (1, 0)):
         c = TrainConfig(steps=steps, warmup=warmup, rate=0.02, rate_end=0.1)
         rates = [optim.learning_rate(step, c) for step in range(61)]
@@ -401,7 +402,7 @@ def check_schedule() -> None:
 
 
 def check_adamw(version: str = "cpu") -> None:
-    """Five steps of AdamW are those of the paper, with decay on matrices alone and the rate of each step."""
+    """Check five steps of AdamW against the paper's formulas, with weight decay only on matrices."""
     c = TrainConfig(steps=6, warmup=2, rate=0.05, beta1=0.7, beta2=0.6, decay=0.3, adam_eps=1e-3, clip=0)
     params, rng = random_parameters(TINY, 3), np.random.default_rng(4)
     expected = {name: p.copy() for name, p in params.items()}
@@ -425,7 +426,7 @@ def check_adamw(version: str = "cpu") -> None:
 
 
 def orthogonalised(u):
-    """What Newton and Schulz give, by the singular values themselves: the polynomial of each, five times."""
+    """Compute the Newton-Schulz iteration by the singular values: apply the polynomial to each of them five times."""
     left, s, right = np.linalg.svd(np.asarray(u, np.float64), full_matrices=False)
     s = s / np.sqrt((s**2).sum())
     for _ in range(5):
@@ -433,11 +434,11 @@ def orthogonalised(u):
     return (left * s) @ right
 
 
-SIDES = ModelConfig(8, 2, 1, 2, 4, 5, predict=2, ffn=13)  # wide matrices, a square and a tall one
+SIDES = ModelConfig(8, 2, 1, 2, 4, 5, predict=2, ffn=13)  # gives wide matrices, a square one and a tall one
 
 
 def check_muon(version: str = "cpu") -> None:
-    """Five steps of Muon: its matrices by singular values, all else by AdamW, at the rate of each step, all decayed."""
+    """Check five steps of Muon: its matrices by singular values, other parameters by AdamW, all with weight decay."""
     c = TrainConfig(steps=6, warmup=2, rate=0.05, decay=0.3, clip=0, optimizer="muon")
     params, rng = random_parameters(SIDES, 3), np.random.default_rng(4)
     twins, grads = random_parameters(SIDES, 3), Parameters(SIDES, np.float64)
@@ -470,7 +471,7 @@ def check_muon(version: str = "cpu") -> None:
 
 
 def check_step(workers: int = 2, accumulate: int = 1) -> None:
-    """Three whole steps, in micro-batches on several threads, are those of the whole batch with clipping by hand."""
+    """Check that three steps with micro-batches on several threads equal steps with the whole batch and clipping."""
     c = TrainConfig(steps=6, batch=6, accumulate=accumulate, warmup=2, rate=0.05, clip=0.7, later_heads=0.3)
     weights = np.array([1.0, 0.3, 0.3])
     rows = c.batch * accumulate
@@ -486,7 +487,7 @@ def check_step(workers: int = 2, accumulate: int = 1) -> None:
             grads.flat[...] = np.nan
         for step in range(1, 4):
             tokens, targets = check_batch(TINY, rows, TINY.context, step)
-            targets[: rows // 2, :, 1] = -1  # micro-batches differ in their numbers of valid targets
+            targets[: rows // 2, :, 1] = -1  # micro-batches have different numbers of valid targets
             losses, norm = step_of(tokens, targets)
             naive = naive_losses(twin.params, TINY, tokens, targets)
             valid = (targets >= 0).reshape(-1, TINY.predict).sum(axis=0)
@@ -510,7 +511,7 @@ WIDE = ModelConfig(dim=96, heads=4, kv_heads=2, layers=8, context=8, vocab_size=
 
 
 def check_init(config: ModelConfig = WIDE) -> None:
-    """Standard deviations of fresh parameters, gains of 1, biases of 0."""
+    """Check fresh parameters: standard deviations, gains of 1, biases of 0."""
     for name, p in init(config, 0).items():
         if p.ndim == 1:
             assert (p == (0 if name.endswith("_bias") else 1)).all(), name
@@ -523,13 +524,13 @@ def check_init(config: ModelConfig = WIDE) -> None:
 
 
 def numbered(count: int, starts=None, vocab: int = 10_000) -> data.Tokens:
-    """A text whose tokens are 0, 1, 2, ..., each of one byte: a target tells where it came from."""
+    """Return a text with the tokens 0, 1, 2, ..., each of one byte, so that a target shows its position."""
     starts = None if starts is None else np.asarray(starts)
     return data.Tokens(np.arange(count, dtype=np.uint16), starts, np.ones(vocab, np.int32))
 
 
 def check_targets() -> None:
-    """Target k of position t is token t+1+k; rows lie inside the text, and every place can be drawn."""
+    """Check that target k of position t is token t+1+k, that rows stay inside the text, and that all can be drawn."""
     T, K = 5, 3
     tokens = numbered(12)
     inputs, targets = data.batch(tokens, np.random.default_rng(0), 400, T, K)
@@ -538,15 +539,15 @@ def check_targets() -> None:
     for k in range(K):
         assert (targets[:, :, k] == inputs + 1 + k).all(), f"head {k}"
     assert set(inputs[:, 0]) == set(range(12 - T - K + 1)), "first tokens of rows"
-    starts = [0, 4, 7, 11, 14]  # short documents: rows start where they do, as long as a whole row fits
+    starts = [0, 4, 7, 11, 14]  # short documents: rows start where documents do, if a whole row fits
     inputs, targets = data.batch(numbered(20, starts), np.random.default_rng(0), 200, T, K)
     assert set(inputs[:, 0]) == {0, 4, 7, 11}
-    inputs, _ = data.batch(numbered(40, [0, 20]), np.random.default_rng(0), 600, T, K)  # long: anywhere
+    inputs, _ = data.batch(numbered(40, [0, 20]), np.random.default_rng(0), 600, T, K)  # long documents: anywhere
     assert set(inputs[:, 0]) == set(range(40 - T - K + 1))
 
 
 def check_validation_rows() -> None:
-    """Every token but the first is a target exactly once, with the tokens before it as its context."""
+    """Check that each token except the first is a target exactly once, after the tokens before it as context."""
     for count in (2, 5, 6, 7, 11, 12, 13):
         tokens = numbered(count)
         inputs, targets = data.validation_rows(tokens, 5)
@@ -562,7 +563,7 @@ def check_validation_rows() -> None:
 
 
 def check_split() -> None:
-    """Both parts hold whole documents, nothing is lost or shared, about the asked fraction is held out."""
+    """Check that both parts have whole documents, without loss or overlap, in about the required proportion."""
     documents = [f"story {i}: " + "abc " * (i % 7) for i in range(40)]
     text = data.SEPARATOR.join(documents)
     part, valid = data.split_text(text, 0.25)
@@ -574,7 +575,7 @@ def check_split() -> None:
 
 
 def check_bits_per_byte() -> None:
-    """Nats of head 0 over all windows, in bits, over the bytes of the tokens that were scored."""
+    """Check that bits per byte are the bits of head 0 over all windows, divided by the bytes of the scored tokens."""
     tokenizer = Tokenizer([(97, 98), (99, 100), (256, 257)], ())  # "ab", "cd", "abcd"
     config = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=6, vocab_size=260, predict=2)
     model = GPT(config, random_parameters(config, 1))
@@ -595,7 +596,7 @@ def check_bits_per_byte() -> None:
 
 
 def check_decoder(config: ModelConfig = TINY, seed: int = 0) -> None:
-    """Tokens fed in pieces of any size give the logits of one pass over all of them."""
+    """Check that tokens in pieces of any size give the same logits as one pass over all of them."""
     rng = np.random.default_rng(seed)
     model = GPT(config, random_parameters(config, seed))
     tokens = rng.integers(0, config.vocab_size, config.context)
@@ -609,7 +610,7 @@ def check_decoder(config: ModelConfig = TINY, seed: int = 0) -> None:
 
 
 def expected_distribution(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
-    """Probabilities that `sample` is to draw from: most likely tokens first, until k, p or the ratio is reached."""
+    """Compute the distribution of `sample`: the most likely tokens, up to the limits top_k, top_p and min_p."""
     p = np.array([math.exp(x / temperature) for x in logits])
     p /= p.sum()
     kept, mass = np.zeros(len(p), bool), 0.0
@@ -633,10 +634,10 @@ SAMPLING = [
 
 
 def check_sampling(draws: int = 500) -> None:
-    """Each token is drawn for its share of the numbers from 0 to 1, to within one of equally spaced numbers.
+    """Check with equally spaced numbers from 0 to 1 that each token is sampled with its probability, up to one number.
 
-    That finds shares that are off by more than about 1/250. With 20,000 random numbers a chi-square test at one in a
-    million misses 4%.
+    This finds errors of more than about 1/250. A chi-square test with 20,000 random numbers, at one in a million, would
+    miss an error of 4%.
     """
     logits = np.array([1.5, -0.3, 0.9, 0.0, 2.0, -1.2])
     for case in SAMPLING:
@@ -662,11 +663,11 @@ def run_text() -> str:
 
 
 class Crash(Exception):
-    """The end of a process, at a place that the test chooses."""
+    """Raised where a test simulates the end of the process."""
 
 
 def stopped_at(step: int):
-    """Raise Crash when the batch of this step (0, 1, ...) is drawn."""
+    """Raise Crash when the batch of this step (0, 1, ...) is read."""
     original, count = data.batch, [0]
 
     def batch(*arguments):
@@ -679,7 +680,7 @@ def stopped_at(step: int):
 
 
 def check_resume(folder) -> None:
-    """A run that crashes in step 6, after a checkpoint at 4, ends with the bits and the log of one that did not."""
+    """Check that a run that crashes in step 6, after a checkpoint at 4, ends bitwise like an uninterrupted run."""
     text = run_text()
     with ops.use():
         train.train(folder / "whole", text, RUN_MODEL, RUN_CONFIG, quiet=True)
@@ -693,7 +694,7 @@ def check_resume(folder) -> None:
 
 
 def assert_same_run(a, b) -> None:
-    """The last checkpoints hold the same bits, and the logs the same numbers (times apart)."""
+    """Assert that two runs have bitwise equal last checkpoints, and logs with equal numbers except times."""
     a_end, b_end = (checkpoint.load(run, training=True) for run in (a, b))
     assert a_end.step == b_end.step and a_end.optimizer.step == b_end.optimizer.step
     assert np.array_equal(a_end.model.params.flat, b_end.model.params.flat), "parameters"
@@ -709,7 +710,7 @@ def without(entry, *names) -> dict:
 
 
 def check_batches_differ(folder) -> None:
-    """No two steps of a run see the same batch, and another seed sees others."""
+    """Check that all steps of a run have different batches, and that a different seed gives different batches."""
     seen = []
     original = data.batch
 
@@ -725,7 +726,7 @@ def check_batches_differ(folder) -> None:
     assert len(set(seen)) == len(seen) == 2 * RUN_CONFIG.steps
 
 
-# ---- What tests of runs and of refusals share
+# ---- Helpers for tests of runs and of error messages
 
 
 def changed(config, **values):
@@ -733,7 +734,7 @@ def changed(config, **values):
 
 
 def error_of(function, *arguments, **named) -> str:
-    """The message of the NanoEulerError that a call raises: one line."""
+    """Return the message of the NanoEulerError that a call raises; it must be one line."""
     with pytest.raises(NanoEulerError) as caught:
         function(*arguments, **named)
     message = str(caught.value)
@@ -742,12 +743,12 @@ def error_of(function, *arguments, **named) -> str:
 
 
 def contents(folder) -> dict:
-    """Every file below a folder and its bytes."""
+    """Return the bytes of every file below a folder, by path."""
     return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
 def seal(folder, **changes):
-    """Make a changed checkpoint's own digests right again, so that only its content speaks against it."""
+    """Update the digests in a changed checkpoint, so that only its content is wrong."""
     file = folder / "checkpoint.json"
     head = json.loads(file.read_text())
     head.pop("digest")
@@ -759,7 +760,7 @@ def seal(folder, **changes):
 
 
 def run_python(code, *arguments, **options):
-    """Run Python code in a process that finds the library and the tests; the arguments are its sys.argv[1:]."""
+    """Run Python code in a process that can import the library and the tests; the arguments are its sys.argv[1:]."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, **options)

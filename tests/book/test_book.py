@@ -13,7 +13,7 @@ nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pi
 from docutils import nodes  # noqa: E402
 
 from tools.book import check_site, extension, inventories  # noqa: E402
-from tools.notebooks import cells, maps, mirror, numbering, results, terms  # noqa: E402
+from tools.notebooks import maps, mirror, numbering, results, terms  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ def test_maps_readme_and_contents_list_the_same_chapters():
     files = [file for _, chapters in maps.parts() for file in chapters]
     titles = [maps.title(nbformat.read(file, as_version=4)) for file in files]
     readme = (ROOT / "README.md").read_text()
-    assert re.findall(r"^\| \[([\dA]\d .+?)\]\(notebooks/\S+\.ipynb\) \| .+ \|$", readme, re.M) == titles
+    assert re.findall(r"\[([\dA]\d [^]]+)\]\(notebooks/\w+\.ipynb\)", readme) == titles
     assert {file.stem for file in files} == {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
 
 
@@ -99,32 +99,18 @@ def cuda(text: str) -> str:
     return f"%%cuda --cpu\n{text}"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [BRIEF, FULL, "LIMIT = 3", BRIEF + "\n\n\nprint(double(2))"]
-    + [cuda(text) for text in (HALF_OF, HALVE, "#define TILE 32", "// other words\n" + HALVE)]
-    + [cuda(f"#include <reduce.cuh>\n\n{HALVE}\n\n{HALF_OF}\n")],
-)
-def test_mirror_accepts_the_library_text(tmp_path, source):
-    assert mirror.check_notebook(mirrored(tmp_path, source), root=tmp_path) == []
-
-
 CHANGED = [  # a cell, and what the mirror says of it
-    (BRIEF.replace("return x + x", "return  x + x"), "double differs"),  # a blank counts
-    (BRIEF.replace("Twice x.", "Twice y."), "double differs"),
     (FULL.replace("a number. R", "a string. R"), "double differs"),
     ("LIMIT = 4", "LIMIT differs"),
-    ("def triple(x):\n    return 3 * x", "triple is not in"),
-    ("print(1)", "it defines nothing"),
+    ("def triple(x):\n    return 3 * x", "triple must be defined in"),
+    ("print(1)", "the cell must define something"),
     ("%time print(1)", "invalid syntax"),
     (METHOD, "Counter differs"),  # only a cell tagged mirror-part may leave methods out
     (cuda(HALF_OF.replace("exact", "inexact")), "half_of differs"),
     (cuda(HALVE.replace("__launch_bounds__(512)", "__launch_bounds__(256)")), "halve differs"),
-    (cuda(HALVE.replace("in a comment", "in no comment")), "halve differs"),
     (cuda(HALF_OF + "\n" + HALVE.replace("i < n", "i <= n")), "halve differs"),
     (cuda("#define TILE 33"), "TILE differs"),
-    (cuda(HALVE[:-1]), "starts what never ends"),
-    (cuda("// nothing"), "it defines nothing"),
+    (cuda(HALVE[:-1]), "must begin a complete definition"),
 ]
 
 
@@ -187,18 +173,6 @@ def test_jupyterlab_finds_the_extension_that_colours_them():
         assert installed[target] == [str(file.relative_to(ROOT))]
 
 
-def test_the_python_of_a_cell_is_what_is_left_without_magics():
-    sources = ["%load_ext x\na = 1\nb = 3 % 2", "%%cuda\nint i;"]
-    assert [cells.python(nbformat.v4.new_code_cell(s)) for s in sources] == ["\na = 1\nb = 3 % 2", ""]
-
-
-@pytest.mark.compiler
-def test_the_kernels_of_a_cell_are_those_for_the_device():
-    text = 'extern "C" __global__ void one(float* x) { x[threadIdx.x] = 1; }'
-    for magic, names in (("%%cuda", ["one"]), ("%%cuda --cpu", []), ("%%cuda_text", []), ("# %%cuda", [])):
-        assert list(cells.kernels(nbformat.v4.new_code_cell(f"{magic}\n{text}"))) == names
-
-
 # ---- The built pages
 
 PAGE = (
@@ -208,16 +182,11 @@ PAGE = (
 OTHER_PAGE = '<html lang="en"><head><title>b</title></head><body><p id="here"></p></body></html>'
 FAULTS = [  # old text, new text, the sentence that the check prints
     ("b.html#here", "c.html", "<a> c.html does not exist"),
-    ("b.html#here", "b.html#there", "<a> b.html#there names no anchor"),
-    ("b.html#here", "#nowhere", "<a> #nowhere names no anchor"),
+    ("b.html#here", "b.html#there", "<a> b.html#there: the page has no such anchor"),
     (' alt="A rising line"', "", "picture without alt text: p.png"),
-    ("A rising line", "", "picture without alt text: p.png"),
     ("A rising line", "p.png", "alt text is a file name: p.png"),
     ("<body>", '<body><i id="top"></i>', "id 'top' occurs twice"),
     ("<body>", '<body><script src="https://a.org/x.js"></script>', "<script> loads https://a.org/x.js from outside"),
-    ("<body>", '<body><iframe src="//a.org"></iframe>', "<iframe> loads //a.org from outside"),
-    ("<body>", '<body style="background: url(https://a.org/x)">', "style loads https://a.org/x from outside"),
-    ("</title>", '</title><link rel="stylesheet" href="//a.org/x.css">', "<link> loads //a.org/x.css from outside"),
     ("</title>", '</title><style>@import "//a.org/x.css"</style>', "style loads //a.org/x.css from outside"),
     ("<title>t</title>", "", "no title"),
     ("</h1>", "</h1><p>Proof. \\begin{align} a</p>", "a formula is printed as text: Proof. \\begin{align} a"),
@@ -238,37 +207,6 @@ def test_check_site_reads_style_sheets(tmp_path):
     (tmp_path / "s.css").write_text('@import "https://a.org/x.css"; a { background: url(//a.org/y) }')
     assert check_site.check(tmp_path)[0] == [f"s.css: loads {at}a.org/{x} from outside"
                                              for at, x in (("https://", "x.css"), ("//", "y"))]  # fmt: skip
-
-
-# ---- The order of terms and symbols
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "said"),
-    [
-        ("(ch-a)=\n# A\nA {term}`token` is a token.", "(ch-b)=\n# B\nTokens, $T$.", None),
-        ("(ch-a)=\n# A\nWords.", "(ch-b)=\n# B\nA {term}`tokens <token>`, then tokens.", None),
-        ("(ch-a)=\n# A\nA token.", "(ch-b)=\n# B\nA {term}`token`.", "00_a: 'token' is used before"),
-        ("(ch-a)=\n# A\nTokens, then a {term}`token`.", "(ch-b)=\n# B", "00_a: 'token' is used before"),
-        ("(ch-a)=\n# A\nA byte pair.", "(ch-b)=\n# B", "00_a: 'byte pair' is used before"),
-        ("(ch-a)=\n# A\nThe code `token` and $token$ are no prose.", "(ch-b)=\n# B", None),
-        ("(ch-a)=\n# A\nShape $B \\times T$.", "(ch-b)=\n# B", "00_a: $T$ is used before ch-b"),
-        ("(ch-a)=\n# A\n$\\text{T}$ and $\\Theta$, $dT$.", "(ch-b)=\n# B\n$T$", None),
-        ("(ch-a)=\n# A", "(ch-c)=\n# C", "$T$ is introduced in ch-b, which is not in the book"),
-    ],
-)
-def test_terms_finds_what_comes_too_early(tmp_path, first, second, said):
-    (tmp_path / "book").mkdir()
-    listed = "      - file: 00_a\n      - file: 01_b\n"
-    (tmp_path / "_toc.yml").write_text(f"format: jb-book\nroot: book/intro\nparts:\n  - chapters:\n{listed}")
-    (tmp_path / "book/glossary.md").write_text("```{glossary}\ntoken\n  A unit.\n\nbyte pair\n  Two tokens.\n```\n")
-    rows = "| symbol | meaning | from |\n|--|--|--|\n| $T$ | time | {ref}`ch-b` |\n"
-    (tmp_path / "book/notation.md").write_text(rows)
-    for name, text in (("00_a", first), ("01_b", second)):
-        chapter = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
-        nbformat.write(chapter, tmp_path / f"{name}.ipynb")
-    found = terms.check(tmp_path)
-    assert len(found) == (said is not None) and all(said in problem for problem in found)
 
 
 # ---- Results, inventories, the lock
@@ -296,7 +234,7 @@ def test_inventories_are_fresh():
 def test_lock_holds_what_pyproject_asks_for_and_names_no_server():
     lock = (ROOT / "requirements.txt").read_text()
     assert not re.search(r"^--|://|file:", lock, re.M)
-    names = {line.split("==")[0] for line in lock.splitlines() if "==" in line and not line.startswith(" ")}
+    names = set(re.findall(r"^([\w-]+)==", lock, re.M))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = project["dependencies"] + extras["book"] + extras["dev"] + extras["instructor"]

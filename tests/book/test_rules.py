@@ -1,10 +1,9 @@
-"""The house rules of a chapter: every notebook keeps them, and each rule finds the fault that is planted for it."""
+"""The house rules of a chapter, and that every notebook keeps them."""
 
 import ast
 import copy
 import functools
 import itertools
-import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -15,19 +14,13 @@ nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pi
 jupytext = pytest.importorskip("jupytext", reason="jupytext is not installed: pip install -e .[book]")
 
 from tools.book import project  # noqa: E402
-from tools.notebooks import cells, count, mirror, notebook, numbering  # noqa: E402
+from tools.notebooks import cells, count, mirror  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 TEMPLATE = ROOT / "tools" / "notebooks" / "chapter_template.md"
 FOLDED = {"hide-input", "hide-cell"}
 UNANSWERED = {"10_whole_model": 1}  # predictions that the text answers, without a cell
-PLACE = re.compile(
-    r"\b(?:last|first|second|third) lines? (?:of (?:the|this) cell|above|below|asserts?|but one)\b"
-    r"|\b(?:last|first) assertion\b|\bcell's (?:last|first) line\b"
-    r"|\((?:first|second|third|last) (?:line|row|column)\b",
-    re.I,
-)
 LETTERS = re.compile(r"""(?:font|label|title)\.?size["']?\s*[=:]\s*["']?(x{1,2}-small|[\d.]+)""")
 
 
@@ -89,14 +82,6 @@ def too_small(text: str) -> list[str]:
     return [size for size in LETTERS.findall(text) if "small" in size or float(size) < 8]
 
 
-def captions_stand_alone_below_their_figures(chapter):
-    """With other text in its cell a caption does not reach its figure in the book, whose build then fails."""
-    for above, cell in itertools.pairwise(chapter.cells):
-        if cell.cell_type == "markdown" and "{figure}\n" in cell.source:
-            if not (numbering.CAPTION.match(cell.source) and draws(above)):
-                yield f"a caption does not stand alone below its figure: {cell.source}"
-
-
 def folds(chapter):
     """Imports, checks, solutions, code of figures and asserts on the book's own numbers need not be seen."""
     code = [cell for cell in code_of(chapter) if "library" not in tags(cell)]
@@ -108,8 +93,8 @@ def folds(chapter):
             yield f"a fold does not say what it hides: {cell.source}"
         if folded and not jupyter.get("source_hidden"):
             yield f"a fold is open in JupyterLab: {cell.source}"
-        if tags(cell) & {"check", "claim", "solution"} and "hide-cell" not in tags(cell):
-            yield f"a check, a claim or a solution is in view: {cell.source}"
+        if tags(cell) & {"check", "solution"} and "hide-cell" not in tags(cell):
+            yield f"a check or a solution is in view: {cell.source}"
         if "solution" in tags(cell) and not jupyter.get("outputs_hidden"):
             yield f"the output tells the answer: {cell.source}"
         if "check" in tags(cell) and jupyter.get("outputs_hidden"):
@@ -117,9 +102,11 @@ def folds(chapter):
         if draws(cell) and not folded:
             yield f"a figure's code is in view: {cell.source}"
         asserts = any(isinstance(node, ast.Assert) for node in ast.parse(cells.python(cell)).body)
-        if asserts and not folded and not tags(cell) & {"gap", "raises-exception"}:
-            yield f"an assert is in view, move it to a cell tagged claim, hide-cell: {cell.source}"
+        if asserts and not folded and not tags(cell) & {"gap", "raises-exception", "claim"}:
+            yield f"an assert is in view, move it to a cell tagged claim, remove-cell: {cell.source}"
         if "claim" in tags(cell):
+            if not tags(cell) & {"remove-cell", "solution"} or not jupyter.get("source_hidden"):
+                yield f"a claim is on the page, or open in JupyterLab: {cell.source}"
             kinds = {type(node) for node in ast.parse(cell.source).body}
             if ast.Assert not in kinds or not kinds <= {ast.Assert, ast.Assign}:
                 yield f"a claim is more or less than asserts and what they compare: {cell.source}"
@@ -127,7 +114,8 @@ def folds(chapter):
 
 def cells_in_view_are_short_and_narrow(chapter):
     for cell in code_of(chapter):
-        lines, most = cell.source.split("\n"), 60 if cell.source.startswith("%%cuda") else 25
+        most = 14 if chapter.get("name", "11")[:2] <= "10" else 25
+        lines, most = cell.source.split("\n"), 60 if cell.source.startswith("%%cuda") else most
         longest = max(map(len, lines))
         if not tags(cell) & (FOLDED | {"remove-cell"}) and (len(lines) > most or longest > 88):
             yield f"{len(lines)} lines of {longest} columns are in view, expected {most} of 88: {cell.source}"
@@ -183,14 +171,6 @@ def checks_end_in_judge_and_cut_nothing_short(chapter):
                     yield f"zip stops at the shorter, expected strict=True: {ast.unparse(call)}"
 
 
-def prose_names_what_it_means(chapter):
-    """No reader should count lines: "the last line of the cell" costs a search, and is wrong after the next edit."""
-    for cell in chapter.cells:
-        found = cell.cell_type == "markdown" and PLACE.search(" ".join(cell.source.split()))
-        if found:
-            yield f"name what stands there instead of its place: {found[0]}"
-
-
 def exercises_have_solutions_that_show_wrong_answers_too(chapter):
     """`show_rejected` fails where a check takes a wrong answer: a chapter that ran has tried all that it names."""
     text = "\n".join(cell.source for cell in chapter.cells if cell.cell_type == "markdown")
@@ -214,13 +194,11 @@ def exercises_have_solutions_that_show_wrong_answers_too(chapter):
 RULES = [
     run_in_order_and_normalised,
     figures_can_be_seen,
-    captions_stand_alone_below_their_figures,
     folds,
     cells_in_view_are_short_and_narrow,
     predictions_are_answered_behind_a_fold,
     gaps_are_announced_checked_and_give_points,
     checks_end_in_judge_and_cut_nothing_short,
-    prose_names_what_it_means,
     exercises_have_solutions_that_show_wrong_answers_too,
 ]
 
@@ -242,6 +220,7 @@ def test_a_chapter_keeps_the_house_rules(path):
     assert mirror.check_notebook(path) == [], "make mirror"
     length = count.count(chapter)
     assert length.time in chapter.cells[0].source, "make count ARGS=--write"
+    assert path.stem[:2] > "10" or length.first <= 800, "words before the first gap"
     assert length.share <= count.SHARE, f'make count ARGS="--long {path.stem[:2]}"'
     wanted = project.library_cell(project.load(environment={}))
     libraries = [(cell.source, cell.metadata) for cell in chapter.cells if "library" in tags(cell)]
@@ -259,108 +238,3 @@ def test_grade_ids_are_unique():
 @pytest.mark.parametrize("file", ["nanoeuler_book/figures.py", "nanoeuler_lib/nanoeuler.mplstyle"])
 def test_the_style_of_figures_has_letters_that_a_phone_shows(file):
     assert too_small((ROOT / file).read_text("utf-8")) == []
-
-
-# ---- The template, and a fault for each rule
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory) -> Path:
-    """The chapter template as an executed notebook."""
-    path = tmp_path_factory.mktemp("notebooks") / "99_template.ipynb"
-    chapter = jupytext.read(TEMPLATE)
-    notebook.run(chapter, ROOT)
-    nbformat.write(chapter, path)
-    return path
-
-
-def test_the_template_keeps_the_rules(template):
-    assert faults(read(template)) == []
-    assert mirror.check_notebook(template) == []
-
-
-def planted(template: Path, old: str, new: str):
-    """The template with another text at one place: of its file, or of what its cells have stored as JSON."""
-    text = TEMPLATE.read_text("utf-8")
-    chapter, changed = jupytext.reads(text.replace(old, new, 1), "md:myst"), old in text
-    for cell, ran in zip(code_of(chapter), code_of(read(template)), strict=True):
-        stored = json.dumps({"execution_count": ran.execution_count, "outputs": ran.outputs})
-        changed |= old in stored
-        cell.update(nbformat.from_dict(json.loads(stored if old in text else stored.replace(old, new))))
-    assert changed, f"the template has no text {old!r}"
-    chapter.metadata.setdefault("language_info", nbformat.NotebookNode())
-    return chapter
-
-
-CHECK = ":tags: [check, hide-cell]"
-CLAIM = "assert np.allclose(y, y10)\n"
-ANSWER = ":jupyter: {outputs_hidden: true}\n:mystnb: {code_prompt_show: Show what happened"
-FAULTS = [  # old text, new text, what the rule says
-    ('"execution_count": 2', '"execution_count": 7', "not run in order"),
-    ("nanoeuler:\n", "language_info: {name: python, version: '3.12'}\nnanoeuler:\n", "the version of Python"),
-    (":tags: [hide-output]", ":execution: {a: b}\n:tags: [hide-output]", "when a cell ran"),
-    ('"name": "stdout"', '"name": "stderr"', "on stderr"),
-    ('"text": "change', '"text": "<object at 0x7f12345678ab>', "an address"),
-    (":  image:\n:    alt: Line plot. The", ":  image:\n:    alt: Line\n:    title: The", "no alt text"),
-    ("ax.legend()", "ax.legend(fontsize=7)", "letters of 7 points"),
-    (":::{figure}\n", "A word.\n\n:::{figure}\n", "stand alone below its figure"),
-    ("Hide the imports}\n:tags: [hide-input]", "Hide the imports}", "the imports are in view"),
-    ("code_prompt_show: Show the imports, ", "", "does not say what it hides"),
-    (":jupyter: {source_hidden: true}\n:mystnb: {code_prompt_show: Show the imp",
-     ":mystnb: {code_prompt_show: Show the imp", "open in JupyterLab"),
-    (CHECK, ":tags: [check]", "a check, a claim or a solution is in view"),
-    (":jupyter: {source_hidden: true, outputs_hidden: true}", ":jupyter: {source_hidden: true}", "tells the answer"),
-    (":jupyter: {source_hidden: true}\n:mystnb: {code_prompt_show: Show the check",
-     ":jupyter: {source_hidden: true, outputs_hidden: true}\n:mystnb: {code_prompt_show: Show the check",
-     "hides the verdict"),
-    ("stays at one.\n:tags: [hide-input]", "stays at one.", "a figure's code is in view"),
-    ('print("change, to', 'assert 1\nprint("change, to', "an assert is in view"),
-    (CLAIM, CLAIM + "print(1)\n", "more or less than asserts"),
-    (CLAIM, "z = 1\n", "more or less than asserts"),
-    ("y, _ = rmsnorm_forward", "\n" * 25 + "y, _ = rmsnorm_forward", "lines of"),
-    ("y, _ = rmsnorm_forward", "#" * 89 + "\ny, _ = rmsnorm_forward", "of 89 columns"),
-    (ANSWER, ANSWER.partition("\n")[2], "the answer to a prediction is in view"),
-    (SHOW, "Show it", "1 predictions and 0 cells"),
-    ("Its check tries", "You find", "does not say what its check will try"),
-    ("None  # your code here", "None", "where to write"),
-    (CHECK, ":tags: [hide-cell]", "no check comes after"),
-    ("locked: true, points: 3", "locked: false, points: 3", "nbgrader's marks are"),
-    ("points: 3", "points: 0", "gives no points"),
-    ("grade_id: template-rmsnorm-check", "grade_id: other-check", "gives no points"),
-    ("not written yet\\n", "right\\n", 'does not print "not written yet"'),
-    ("own_rmsnorm = judge(", "print(", "does not end in own_... = judge(...)"),
-    ("    gain = rng.normal(size=7)\n", "    zip(x, y, strict=False)\n    gain = rng.normal(size=7)\n",
-     "zip stops at the shorter"),
-    ("The flat line is", "The last line of the cell is", "instead of its place: last line of the cell"),
-    ("{solution} ex-template-open", "{solution} ex-template-centre", "exercises and solutions are not the same"),
-    ('+++ {"tags": ["solution"]}\n', "+++\n", "would keep a solution"),
-    ("rejected, RMSNorm alone", "accepted, RMSNorm alone", "fewer than three wrong answers"),
-    ("layernorm: right", "layernorm: wrong", "1 gaps of exercises, 0 solutions"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("old", "new", "said"), FAULTS, ids=[said for *_, said in FAULTS])
-def test_each_rule_finds_its_planted_fault(template, old, new, said):
-    found = faults(planted(template, old, new))
-    assert any(said in fault for fault in found), found
-
-
-def test_running_again_changes_nothing(template):
-    before = template.read_text()
-    notebook.execute(template)
-    assert template.read_text() == before
-
-
-def test_text_and_back_keeps_cells_and_metadata(template, tmp_path, monkeypatch):
-    monkeypatch.setattr(notebook, "TEXT", tmp_path / "text")
-    monkeypatch.setattr(notebook, "ROOT", tmp_path)
-    monkeypatch.setattr(notebook, "run", lambda *_: (0.0, 0.0))
-    monkeypatch.setattr(notebook.runs, "record", lambda *_: None)
-    (tmp_path / "notebooks").mkdir()
-    there = tmp_path / "notebooks" / template.name
-    there.write_bytes(template.read_bytes())
-    notebook.to_text(template)
-    notebook.from_text(tmp_path / "text" / "99_template.md")
-    old, new = (nbformat.read(path, as_version=4) for path in (template, there))
-    assert [(c.id, c.source, c.metadata) for c in new.cells] == [(c.id, c.source, c.metadata) for c in old.cells]
-    assert new.metadata.nanoeuler == old.metadata.nanoeuler

@@ -1,4 +1,4 @@
-"""What the tests of the chapters share: the names a notebook defines, and the verdicts of its checks."""
+"""Helpers for the tests of the chapters: the definitions of a notebook, and tests of its checks."""
 
 import ast
 import functools
@@ -30,8 +30,10 @@ __all__ = [
 
 
 def definitions(name: str, *prefixes: str) -> SimpleNamespace:
-    """The imports, functions, classes and kernels of all cells, and what is assigned to names that begin with `wrong_`
-    or with one of `prefixes`; none of the experiments is run, and no gap is filled: own_... are None.
+    """Return the imports, functions, classes and kernels of all cells of a notebook.
+
+    Variables are included if their names begin with `wrong_` or with one of `prefixes`. No experiment is run, and the
+    gaps are empty: own_... are None.
     """
     names = {}
     for cell in code_cells(name):
@@ -49,7 +51,7 @@ def definitions(name: str, *prefixes: str) -> SimpleNamespace:
 
 
 def rejected(check: Callable, *answer) -> bool:
-    """Whether a check says that an answer is wrong: by an AssertionError, or in words."""
+    """Return whether a check rejects an answer, by an AssertionError or by its sentence."""
     try:
         return check(*answer) not in ("right", "not written yet")
     except AssertionError:
@@ -57,13 +59,12 @@ def rejected(check: Callable, *answer) -> bool:
 
 
 def accepts(
-    answers: dict[str, Iterable],
-    in_place: Collection[str] = (),
-    given: Mapping[str, str] = MappingProxyType({}),
+    answers: dict[str, Iterable], in_place: Collection[str] = (), given: Mapping[str, str] = MappingProxyType({})
 ) -> Callable:
-    """A test that a reader is told "right" of each {check: answers}.
+    """Make a test that checks accept all answers in {check: answers}.
 
-    in_place: the checks whose answers write into their arguments. given: what of the chapter a check takes besides.
+    in_place: the checks whose answers write into their arguments. given: names of the chapter that checks take as a
+    further argument.
     """
 
     @pytest.mark.parametrize("check", answers)
@@ -76,14 +77,16 @@ def accepts(
     return told_as_right
 
 
-def rejects(answers: dict[str, dict], given: Mapping[str, str] = MappingProxyType({})) -> Callable:
-    """A test that a reader is told what is wrong with each {check: {mistake: answer}}."""
+def rejects(
+    answers: dict[str, dict], given: Mapping[str, str] = MappingProxyType({}), in_place: Collection[str] = ()
+) -> Callable:
+    """Make a test that checks reject all answers in {check: {mistake: answer}}; for other arguments see `accepts`."""
 
     @pytest.mark.parametrize("check, mistake", [(c, mistake) for c, wrong in answers.items() for mistake in wrong])
     def told_as_wrong(chapter, check, mistake):
         also = [getattr(chapter, given[check])] if check in given else []
         with np.errstate(all="ignore"):
-            said = verdict(getattr(chapter, check), answers[check][mistake], *also)
+            said = verdict(getattr(chapter, check), answers[check][mistake], *also, in_place=check in in_place)
         assert said not in ("right", "not written yet")
 
     return told_as_wrong
@@ -92,7 +95,7 @@ def rejects(answers: dict[str, dict], given: Mapping[str, str] = MappingProxyTyp
 def gap_tests(
     gaps: dict[str, tuple[Iterable, dict]], given: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[Callable, Callable]:
-    """Both tests, of {check: (right answers, {mistake: wrong answer})}."""
+    """Make both tests from {check: (right answers, {mistake: wrong answer})}."""
     return (
         accepts({check: right for check, (right, _) in gaps.items()}, given=given),
         rejects({check: wrong for check, (_, wrong) in gaps.items()}, given),
@@ -100,14 +103,14 @@ def gap_tests(
 
 
 def slips(right: Callable, mistakes: dict[str, dict]) -> dict[str, Callable]:
-    """The right answer with one thing changed, {mistake: arguments that make it}."""
+    """Return the right answer with changed arguments, for each entry of {mistake: arguments}."""
     for change in mistakes.values():
-        inspect.signature(right).bind_partial(**change)  # an argument that is none would be rejected as a crash
+        inspect.signature(right).bind_partial(**change)  # an unknown argument would count as a crash
     return {mistake: functools.partial(right, **change) for mistake, change in mistakes.items()}
 
 
 def rewritten(notebook: str, chapter: SimpleNamespace, name: str, *changes: tuple[str, str]) -> Callable:
-    """The book's function or kernel of this name, from its text with each (old, new) in it replaced."""
+    """Return the book's function or kernel of this name, with each (old, new) replaced in its source."""
     book = getattr(chapter, name)
     if isinstance(book, cuda.Kernel):
         text = book.module.source
@@ -124,8 +127,10 @@ def rewritten(notebook: str, chapter: SimpleNamespace, name: str, *changes: tupl
 
 
 def rewritten_tests(gaps: dict[str, tuple[str, dict, dict]]) -> tuple[Callable, Callable]:
-    """Both tests, of {check: (name, rights, mistakes)}: each changes the text of what the book calls so by one or more
-    (old, new), and is told as right, or as wrong.
+    """Make both tests from {check: (name, rights, mistakes)}.
+
+    Each entry of `rights` and `mistakes` replaces one or more (old, new) in the source of the book's function `name`;
+    the check must accept or reject the result.
     """
 
     def cases(part):

@@ -1,10 +1,10 @@
-"""The notebook of a chapter's tests: each names it, and what else of it they need, in NOTEBOOK."""
+"""The fixture `chapter`: the definitions of the notebook that a test module selects with its variable NOTEBOOK."""
 
 import pytest
 
 
 @pytest.fixture(scope="module")
 def chapter(request):
-    from chapters import definitions  # not before it is asked for: its imports are the book's
+    from chapters import definitions  # imported here, because it needs the packages of the book
 
     return definitions(*request.module.NOTEBOOK)

@@ -1,11 +1,11 @@
-"""Run a chapter as a reader would whose answers are all right, wrong, raising or halves, or right in another way.
+"""Run a chapter with answers in all gaps that are right, wrong, half finished, that raise, or are right but unusual.
 
     python tests/chapters/gap_runs.py 06_attention right
 
-A run is one process with IPython's shell: each code cell in order, except that a gap gets the answer asked for. What
-happened is printed as one line of JSON: the errors by cell, what each check said, and with "right" also the junk that a
-check took for right. The right answer to a gap is the book's own version, looked up ahead in the notebook: what
-stands behind `own_NAME or`, or what the solution hands to the check.
+A run executes all code cells in order, in one process with IPython's shell, after filling the gaps with such answers.
+It prints one line of JSON: the errors by cell, the sentence of each check, and with "right" also invalid values that a
+check accepted. The right answer to a gap is the book's version, found later in the notebook: the expression after
+`own_NAME or`, or the argument that the solution passes to the check.
 """
 
 import ast
@@ -33,8 +33,9 @@ from nanoeuler_lib import cuda  # noqa: E402
 from tools.notebooks.cells import code_cells, python  # noqa: E402
 
 MODES = ("right", "wrong", "raising", "half", "other")
-BOOK = {  # right answers under other names
+BOOK = {  # right answers that the notebook defines under different names
     "own_gradient": "lambda f, x, h=1e-5: numeric_gradient(f, x, h, order=2)",
+    "own_attention_backward": "heads_backward",
     "own_transpose": "transpose_tiled",
     "own_sum": "sum_shuffle",
     "own_lse": "row_lse",
@@ -49,7 +50,7 @@ BOOK = {  # right answers under other names
 
 
 def half(value):
-    """Half of a result: of a number, an array's rows, a tuple's parts, a text."""
+    """Return half of a result: half of a number, of an array's rows, of a tuple's parts, of a text."""
     if isinstance(value, tuple | list | str | bytes):
         return value[: len(value) // 2]
     if isinstance(value, dict):
@@ -64,10 +65,10 @@ def half(value):
 
 
 def too_long(value):
-    """A result with something behind its end, or None if it has no end."""
+    """Return a result with an additional part at its end; None if that is not possible."""
     if isinstance(value, tuple | list):
         return value + value[-1:] if value else None
-    if isinstance(value, str | bytes):  # of a kernel's text one more blank line changes nothing
+    if isinstance(value, str | bytes):  # in a kernel's source, an additional blank line would change nothing
         return value + value.rstrip()[-1:] if value.strip() else None
     if isinstance(value, dict):
         return value | {"one more": 1}
@@ -79,7 +80,7 @@ def too_long(value):
 
 
 def other(value):
-    """A result of the same form with other numbers in it."""
+    """Return a result of the same form with different numbers."""
     if isinstance(value, tuple | list):
         parts = map(other, value)
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -97,7 +98,7 @@ def fails(*_, **__):
 
 
 def changed(answer, change):
-    """The answer with `change` made to its result; to each function of a tuple, or to the value."""
+    """Return the answer with `change` applied to its result, to the results of a tuple of functions, or to a value."""
     if isinstance(answer, tuple) and answer and all(map(callable, answer)):
         return tuple(changed(f, change) for f in answer)
     if not callable(answer):
@@ -111,7 +112,7 @@ def changed(answer, change):
 
 
 def spoiled(answer):
-    """A function that writes into its first argument, which is left half done."""
+    """Return a function that modifies its first argument, like the answer, but damages the second half of it."""
 
     @functools.wraps(answer)
     def half_done(first, *rest):
@@ -122,7 +123,7 @@ def spoiled(answer):
 
 
 def junk_for(answer):
-    """What no check may take for right: empty, nan, half, too long."""
+    """Return answers that no check may accept: empty, NaN, half, too long."""
     is_value = not callable(answer) and not (isinstance(answer, tuple) and any(map(callable, answer)))
     given = {"()": (), "[]": [], "{}": {}, "None": None, "nan": float("nan")}
     made = {name: changed(answer, lambda _, v=v: v) if not is_value else v for name, v in given.items()}
@@ -135,7 +136,7 @@ def junk_for(answer):
 
 
 def listed(value):
-    """The result with lists in place of its arrays, frozensets of sets; what a forward pass saves stays."""
+    """Return a result with lists instead of arrays and frozensets instead of sets; saved values are unchanged."""
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(part.tolist() if isinstance(part, np.ndarray) else part for part in value)
     if isinstance(value, set):
@@ -144,7 +145,7 @@ def listed(value):
 
 
 def in_another_way(name: str, chapter: str, stub, book):
-    """The answer of other_answers.py, or the book's with the stub's arguments by name and lists as results."""
+    """Return the answer in other_answers.py, or the book's, with the stub's argument names and lists as results."""
     its = vars(getattr(other_answers, f"Chapter{chapter[:2]}", object))
     if name in its:
         return its[name]
@@ -160,7 +161,7 @@ def in_another_way(name: str, chapter: str, stub, book):
 
 
 def nans(value):
-    """The result with every float turned into nan."""
+    """Return a result in which all numbers are NaN."""
     if isinstance(value, tuple | list):
         return tuple(map(nans, value))
     if isinstance(value, dict):
@@ -176,7 +177,7 @@ def nans(value):
 
 
 def judged(cell) -> list[tuple[str, ast.Call]]:
-    """The calls of judge in a check cell: what each is assigned to, and the call."""
+    """Return the calls of `judge` in a check cell, each with the variable to which it is assigned."""
     if "check" not in cell.metadata.get("tags", ()):
         return []
     found = [node for node in ast.parse(python(cell)).body if isinstance(node, ast.Assign)]
@@ -185,9 +186,9 @@ def judged(cell) -> list[tuple[str, ast.Call]]:
 
 
 def book_expression(text: str, own: str, check: str, names: Collection[str]) -> str:
-    """The book's answer to `own = judge(check, ...)` in a chapter's text: behind `own or`, or printed by the solution.
+    """Return the source of the book's answer to `own = judge(check, ...)`: after `own or`, or in the solution.
 
-    names: what the chapter defines. LookupError if there is none.
+    text: the chapter's code. names: the names that the chapter defines. Raises LookupError if there is no answer.
     """
     if own in BOOK:
         return BOOK[own]
@@ -204,7 +205,7 @@ def book_expression(text: str, own: str, check: str, names: Collection[str]) -> 
 
 
 class Chapter:
-    """The code cells of a chapter, and the shell that runs them."""
+    """The code cells of a chapter, and the IPython shell that runs them."""
 
     def __init__(self, name: str):
         from IPython.core.interactiveshell import InteractiveShell
@@ -215,7 +216,7 @@ class Chapter:
         self.text = "\n\n".join(cell.source for cell in self.cells)
 
     def run(self, source: str) -> str:
-        """The error that a cell ends in, "" if none."""
+        """Run a cell, and return its error, "" if there is none."""
         with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()):
             result = self.shell.run_cell(source)
         self.said = said.getvalue()
@@ -223,7 +224,7 @@ class Chapter:
         return f"{type(error).__name__}: {error}" if error else ""
 
     def right_answer(self, own: str, call: ast.Call, at: int):
-        """The book's version of the answer that cell `at` is to judge, without running the cells in between."""
+        """Return the book's answer for the check in cell `at`, without running the cells between them."""
         names, later = dict(self.names), {}
         for cell in self.cells[at:]:
             for name, make in definitions_of(cell).items():
@@ -233,7 +234,7 @@ class Chapter:
         return eval(expression, names)
 
     def need(self, tree: ast.AST, names: dict, later: dict, seen: set) -> None:
-        """Define what is read in `tree` and defined later in the notebook; a function's own variables are not."""
+        """Define the names that `tree` reads and that later cells define, except a function's local variables."""
         own = bound(tree) if isinstance(tree, ast.FunctionDef) else set()
         for node in ast.walk(tree):
             name = getattr(node, "id", None) if isinstance(node, ast.Name) else None
@@ -248,13 +249,13 @@ class Chapter:
 
 
 def bound(function: ast.FunctionDef) -> set[str]:
-    """The names that a function gives a value: its arguments and variables."""
+    """Return the names of a function's arguments and local variables."""
     stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     return stored | {n.arg for n in ast.walk(function) if isinstance(n, ast.arg)}
 
 
 def definitions_of(cell) -> dict[str, tuple]:
-    """What a cell defines, by name: functions, values assigned at its top level, kernels."""
+    """Return the definitions in a cell by name: functions, top-level variables and kernels."""
     if cell.source.startswith("%%cuda\n"):
         text = cell.source.partition("\n")[2]
         return {
@@ -277,7 +278,7 @@ KERNEL = re.compile(rf'(extern "C" __global__\s+void {BOUNDS}(my_\w+)\(([^)]*)\)
 
 
 def kernel_text(text: str, mode: str) -> str:
-    """A gap's CUDA, filled so that it writes nothing, something wrong, or out of bounds."""
+    """Return a gap's CUDA source with a body that writes nothing, wrong numbers, or out of bounds."""
 
     def body(match):
         if mode == "other":
@@ -291,14 +292,14 @@ def kernel_text(text: str, mode: str) -> str:
 
 
 def fill(chapter: Chapter, at: int, mode: str) -> None:
-    """Give the gaps that check cell `at` judges their answers."""
+    """Assign answers to the gaps that the check in cell `at` judges."""
     for own, call in judged(chapter.cells[at]):
         mine = call.args[1]
         targets = [part.id for part in (mine.elts if isinstance(mine, ast.Tuple) else [mine])]
         stubs = [chapter.names[name] for name in targets]
         filled = targets[0] in other_answers.KERNELS if mode == "other" else mode != "right"
         if type(stubs[0]).__name__ == "Kernel" and filled:
-            continue  # the gap's own text was changed
+            continue  # the source of the gap was changed instead
         right = chapter.right_answer(own, call, at)
         change = {"right": lambda v: v, "wrong": other, "half": half}.get(mode)
         if mode == "raising":
@@ -337,11 +338,11 @@ def main(name: str, mode: str) -> dict:
 
 
 def try_junk(chapter: Chapter, own: str, call: ast.Call) -> dict:
-    """The junk that a check takes for right: {own name: [what]}."""
+    """Return the invalid answers that a check accepts: {own name: [descriptions]}."""
     check, mine, *given = (eval(ast.unparse(a), chapter.names) for a in call.args)
     if type(mine).__name__ == "Kernel" or (isinstance(mine, tuple) and type(mine[0]).__name__ == "Kernel"):
         return {}
-    if call.keywords:  # in_place: such a function's result is not looked at
+    if call.keywords:  # in_place: the check ignores the result of such a function
         return {}
     found = []
     for what, junk in junk_for(mine).items():

@@ -1,8 +1,8 @@
-"""Right answers to gaps, written as the book does not: in loops, with lists, einsum, keywords.
+"""Right answers to gaps in a different style than the book's: with loops, lists, einsum or keyword arguments.
 
-A class for each chapter, a function for each gap; KERNELS has the bodies of CUDA functions. `gap_runs.py NN other`
-runs a chapter on them. A gap without one gets the book's answer, which takes its arguments by the names in the stub
-and gives lists where the book gives arrays.
+There is a class for each chapter with a function for each gap; KERNELS has the bodies of CUDA functions. `gap_runs.py
+NN other` runs a chapter with these answers. A gap without a function gets the book's answer with the stub's argument
+names, returning lists instead of arrays.
 """
 
 import math
@@ -13,6 +13,10 @@ import numpy as np
 
 
 class Chapter00:
+    def my_bigram(train):
+        counts = Counter(pairwise(train))
+        return [[counts[a, b] for b in range(256)] for a in range(256)]
+
     def my_surprise(p):
         bits = np.array([-math.log2(x) for x in np.ravel(p)]).reshape(np.shape(p))
         return bits if np.ndim(p) else bits.item()
@@ -40,11 +44,6 @@ class Chapter00:
                 dtable[tokens[b, t]] += dx[b, t]
         return dtable
 
-    def my_mean_embed_backward(dx, saved):
-        tokens, (V, _) = saved
-        seen = (np.asarray(tokens)[:, :, None] == np.arange(V)).sum(axis=1)
-        return (np.einsum("bv,bd->vd", seen, dx) / tokens.shape[1]).astype(dx.dtype)
-
     def my_peeks(predict):
         text = b"Murr has the marzipan."
         for i in range(len(text)):
@@ -54,33 +53,8 @@ class Chapter00:
                         return 1
         return 0
 
-    def my_bigram_bits(train, valid):
-        after = {}
-        for a, b in pairwise(train):
-            after.setdefault(a, []).append(b)
-        bits = [8.0]
-        for a, b in pairwise(valid):
-            bits.append(-math.log2((after.get(a, []).count(b) + 1) / (len(after.get(a, [])) + 256)))
-        return np.float64(math.fsum(bits)) / len(valid)
-
 
 class Chapter01:
-    def my_count_pairs(words):
-        counts = {}
-        for word in words:
-            for i in range(len(word) - 1):
-                counts[word[i], word[i + 1]] = counts.get((word[i], word[i + 1]), 0) + 1
-        return counts
-
-    def my_merge_pair(ids, pair, new):
-        rest, made = list(ids)[::-1], []
-        while rest:
-            made.append(rest.pop())
-            if rest and (made[-1], rest[-1]) == tuple(pair):
-                rest.pop()
-                made[-1] = new
-        return made
-
     def my_encode_word(word, merges):
         ids, new = [*word], {pair: 256 + i for i, pair in enumerate(map(tuple, merges))}
         while known := [(new[p], i) for i, p in enumerate(pairwise(ids)) if p in new]:
@@ -88,16 +62,8 @@ class Chapter01:
             ids[at : at + 2] = [min(known)[0]]
         return ids
 
-    def my_number_of_spellings(word, vocabulary):
-        ways = [1] + [0] * len(word)
-        for end in range(1, len(word) + 1):
-            for token in vocabulary:
-                if token and word[:end].endswith(token):
-                    ways[end] += ways[end - len(token)]
-        return ways[-1]
 
-
-class Chapter02:
+class ChapterA4:
     def my_pair_counts(words):
         counts = Counter()
         for word, times in words.items():
@@ -122,51 +88,31 @@ class Chapter02:
             ids = ids[:at] + [new] + ids[at + 2 :]
         return ids
 
-    def my_hit_rate(pieces, size):
-        cache, hits = [], 0
-        for piece in pieces:
-            if piece in cache:
-                hits += 1
-                continue
-            if len(cache) == size:
-                cache = []
-            cache += [piece]
-        return hits / len(pieces)
 
-
-class Chapter03:
+class Chapter02:
     def my_cross_entropy(q, p):
         return sum(-a * math.log2(b) if b else math.inf for a, b in zip(q, p, strict=True) if a > 0)
 
     def my_bits_per_byte(nats, lengths):
         return math.fsum(float(n) for n in nats) / math.log(2) / sum(int(n) for n in lengths)
 
+    def my_followers(ids, order):
+        pairs = [(tuple(ids[i - n : i]), ids[i]) for n in range(order) for i in range(n, len(ids))]
+        found = {context: Counter() for context, _ in pairs}
+        for context, token in pairs:
+            found[context].update([token])
+        return found
+
     def my_next_probs(counts, context, strength, V):
-        below = Chapter03.my_next_probs(counts, context[1:], strength, V) if context else [1 / V] * V
+        below = Chapter02.my_next_probs(counts, context[1:], strength, V) if context else [1 / V] * V
         seen = counts.get(tuple(context), {})
         if not seen:
             return below
         rest, total = strength * len(seen), sum(seen.values())
         return [(seen.get(v, 0) + rest * below[v]) / (total + rest) for v in range(V)]
 
-    def my_mixture_bits(bits_a, bits_b):
-        bits, a, b = [], 1.0, 1.0
-        for x, y in zip(bits_a, bits_b, strict=True):
-            p, q = 2.0**-x, 2.0**-y
-            bits.append(-math.log2((a * p + b * q) / (a + b)))
-            a, b = a * p / max(p, q), b * q / max(p, q)
-            a, b = a / max(a, b), b / max(a, b)
-        return bits
 
-    def my_difference(bits_a, bits_b, sizes):
-        bits_a, bits_b, sizes = (list(map(float, x)) for x in (bits_a, bits_b, sizes))
-        S, total = len(sizes), sum(sizes)
-        mean = (sum(bits_b) - sum(bits_a)) / total
-        rests = [b - a - mean * n for a, b, n in zip(bits_a, bits_b, sizes, strict=True)]
-        return [mean, math.sqrt(S / (S - 1) * sum(r * r for r in rests)) / total]
-
-
-class Chapter04:
+class Chapter03:
     def my_linear_backward(dy, saved):
         x, w = saved
         return np.einsum("...o,io->...i", dy, w), np.einsum(
@@ -178,10 +124,7 @@ class Chapter04:
         for u, a in zip(rows, np.ravel(targets), strict=True):
             top = u.max()
             losses.append(top + np.log(np.exp(u - top).sum()) - u[a] if a >= 0 else 0 * top)
-        return np.array(losses, logits.dtype).reshape(np.shape(targets)), {
-            "logits": logits,
-            "targets": targets,
-        }
+        return np.array(losses, logits.dtype).reshape(np.shape(targets)), {"logits": logits, "targets": targets}
 
     def my_cross_entropy_backward(dlosses, saved):
         logits, targets = (saved["logits"], saved["targets"]) if isinstance(saved, dict) else saved[:2]
@@ -194,32 +137,37 @@ class Chapter04:
                 dlogits[n] = dlosses[n] * p
         return dlogits
 
-    def my_temperature_backward(dlosses, logits, targets, tau):
-        dlogits, dtau = np.zeros_like(logits), 0.0
-        for n, (d, u, a) in enumerate(zip(dlosses, logits, targets, strict=True)):
-            if a < 0:
-                continue
-            p = np.exp((u - u.max()) / tau)
-            p /= p.sum()
-            for v in range(len(u)):
-                slope = d * (p[v] - (v == a))
-                dlogits[n, v] = slope / tau
-                dtau -= slope * u[v] / tau**2
-        return dlogits, dtau
+
+class Chapter04:
+    def my_step(table, before, after, rate, mean=True, sign=-1):
+        moved = np.array(table)
+        for a, b in zip(before, after, strict=True):
+            e = np.exp(table[a] - max(table[a]))
+            moved[a] += sign * rate * (e / e.sum() - (np.arange(len(e)) == b)) / (len(before) if mean else 1)
+        return moved.tolist()
+
+    def my_full_gradient(logits, counts, total=np.sum):
+        e = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return (np.einsum("rv,r,r->rv", e, 1 / e.sum(axis=1), counts.sum(axis=1)) - counts) / total(counts)
+
+    def my_talk(table, end, numbers, pick=None, follow=True, keep=False):
+        drawn, token = [], end
+        for number in numbers:
+            e = np.exp(table[token if follow else end] - max(table[token if follow else end]))
+            token = int(pick(e / e.sum(), number) if pick else (np.cumsum(e / e.sum())[:-1] <= number).sum())
+            if token == end:
+                return drawn + [end] * keep
+            drawn.append(token)
+        return drawn
+
+    def my_largest_rate(q, times=2.0):
+        return times / np.linalg.norm([[x * ((i == j) - y) for j, y in enumerate(q)] for i, x in enumerate(q)], 2)
+
+    def my_weights(before, power=1):
+        return [(len({*before}) * np.mean(before == token)) ** power for token in before]
 
 
 class Chapter05:
-    def my_gradient(f, x, h=1e-5):
-        slopes = []
-        for i in np.ndindex(x.shape):
-            kept, ends = x[i], []
-            for sign in (1, -1):
-                x[i] = kept + sign * h
-                ends.append(f())
-            x[i] = kept
-            slopes.append((ends[0] - ends[1]) / (2 * h))
-        return np.array(slopes).reshape(x.shape)
-
     def my_verdict(a, n, rtol=1e-6, atol=1e-12):
         a, n = np.asarray(a), np.asarray(n)
         if a.shape != n.shape:
@@ -229,38 +177,32 @@ class Chapter05:
 
 
 class Chapter06:
+    def my_head_forward(q, k, v):
+        rows = [[q[i] @ k[j] / len(q[i]) ** 0.5 for j in range(i + 1)] for i in range(len(q))]
+        e = [[math.exp(s - max(row)) for s in row] for row in rows]
+        return [[sum(w * v[j][c] for j, w in enumerate(row)) / sum(row) for c in range(len(v[0]))] for row in e]
+
     def my_attention_forward(q, k, v):
         B, H, T, C = q.shape
-        per = H // k.shape[1]
         y, p = np.zeros_like(q), np.zeros((B, H, T, T), q.dtype)
         for b, h, i in np.ndindex(B, H, T):
-            s = np.array([q[b, h, i] @ k[b, h // per, j] for j in range(i + 1)]) / math.sqrt(C)
+            s = np.array([q[b, h, i] @ k[b, h, j] for j in range(i + 1)]) / math.sqrt(C)
             e = np.exp(s - s.max())
             p[b, h, i, : i + 1] = e / e.sum()
             for j in range(i + 1):
-                y[b, h, i] += p[b, h, i, j] * v[b, h // per, j]
+                y[b, h, i] += p[b, h, i, j] * v[b, h, j]
         return y, {"p": p, "q": q, "k": k, "v": v}
 
     def my_attention_backward(dy, saved):
         q, k, v = (np.asarray(x) for x in (saved if not isinstance(saved, dict) else [saved[n] for n in "qkv"])[:3])
-        B, H, T, C = dy.shape
-        q, k, v = (x.reshape(B, -1, T, C) for x in (q, k, v))
-        per = H // k.shape[1]
-        kk, vv = np.repeat(k, per, axis=1), np.repeat(v, per, axis=1)
-        s = np.einsum("bhic,bhjc->bhij", q, kk) / math.sqrt(C)
-        s = np.where(np.tri(T, dtype=bool), s, -np.inf)
+        s = np.einsum("bhic,bhjc->bhij", q, k) / math.sqrt(q.shape[3])
+        s = np.where(np.tri(q.shape[2], dtype=bool), s, -np.inf)
         p = np.exp(s - s.max(axis=-1, keepdims=True))
         p /= p.sum(axis=-1, keepdims=True)
-        dp = np.einsum("bhic,bhjc->bhij", dy, vv)
-        ds = p * (dp - np.einsum("bhij,bhij->bhi", dp, p)[..., None]) / math.sqrt(C)
+        dp = np.einsum("bhic,bhjc->bhij", dy, v)
+        ds = p * (dp - np.einsum("bhij,bhij->bhi", dp, p)[..., None]) / math.sqrt(q.shape[3])
         dk, dv = np.einsum("bhij,bhic->bhjc", ds, q), np.einsum("bhij,bhic->bhjc", p, dy)
-        dk, dv = (x.reshape(B, -1, per, T, C).sum(axis=2).astype(dy.dtype) for x in (dk, dv))
-        return [np.einsum("bhij,bhjc->bhic", ds, kk).astype(dy.dtype), dk, dv]
-
-    def my_reach(probs):
-        T = probs.shape[-1]
-        far = [[abs(i - j) for j in range(T)] for i in range(T)]
-        return np.einsum("...ij,ij->...", probs, np.array(far)) / T
+        return [x.astype(dy.dtype) for x in (np.einsum("bhij,bhjc->bhic", ds, k), dk, dv)]
 
 
 class Chapter07:
@@ -310,16 +252,6 @@ class Chapter09:
             dgate[i] = dy[i] * up[i] * s * (1 + g * (1 - s))
         return [dgate, dup]
 
-    def my_units_needed(h, share):
-        needed = []
-        for row in h:
-            squares, total, n = sorted((float(x) ** 2 for x in row), reverse=True), 0.0, 0
-            whole = math.fsum(squares)
-            while total < share * whole * (1 - 1e-12) and n < len(squares):
-                total, n = total + squares[n], n + 1
-            needed.append(n)
-        return needed
-
 
 class Chapter10:
     def my_loss_scale(targets, weights):
@@ -342,11 +274,6 @@ class Chapter11:
             return c.rate * ((step + 1) / c.warmup)
         done = min((step - c.warmup) / max(c.steps - c.warmup, 1), 1)
         return c.rate * c.rate_end + c.rate * (1 - c.rate_end) * math.cos(math.pi / 2 * done) ** 2
-
-    def my_noise_scale(each):
-        n, mean = len(each), np.mean(each, axis=0)
-        spread = sum(float((g - mean) @ (g - mean)) for g in each) / (n - 1)
-        return spread / (float(mean @ mean) - spread / n)
 
 
 class Chapter12:
@@ -405,20 +332,6 @@ class Chapter15:
         return scores
 
 
-class Chapter16:
-    def my_rule(p, q, token):
-        rest = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
-        whole = math.fsum(rest)
-        return min(1.0, float(p[token] / q[token])), [r / whole for r in rest] if whole > 0 else list(p)
-
-    def my_sizes(rates):
-        sizes, reached = [], 1.0
-        for rate in rates:
-            sizes.append(reached * (1 - rate))
-            reached *= rate
-        return [*sizes, reached]
-
-
 class Chapter17:
     def my_heun(f, x, h):
         here = f(x)
@@ -433,20 +346,6 @@ class Chapter20:
             counted.append(speaking)
             speaking = token == assistant or (speaking and token != end)
         return counted
-
-
-class Chapter27:
-    def my_repair(text):
-        for name, row in (("tile", "row"), ("qs", "row"), ("ks", "4 * j + part"), ("vs", "j")):
-            for c in ("c", "4 * c + part"):  # rotated, r places in row r
-                text = text.replace(f"{name}[{row}][{c}]", f"{name}[{row}][({c} + {row}) % C]")
-        return text
-
-
-class Chapter29:
-    def my_lot(x, draws):
-        bits = np.asarray(x, np.float32).view(np.uint32)
-        return ((bits.astype(np.uint64) + draws) >> np.uint64(16)).astype(np.uint16)
 
 
 class Chapter31:
@@ -466,14 +365,6 @@ class ChapterA2:
             s = np.einsum("rc,sc->rs", x, x)
             x = a * x + (b * s + c * (s @ s)) @ x
         return x.astype(u.dtype)
-
-
-class ChapterA3:
-    def my_luck(p, tries):
-        none = 1.0
-        for _ in range(tries):
-            none *= 1 - p
-        return [1 - none, -math.expm1(math.log1p(-p) / tries)]
 
 
 class Chapter33:
@@ -496,8 +387,6 @@ class Chapter33:
 
 
 KERNELS = {
-    "my_vector_add": """
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) *(c + i) = a[i] + b[i];""",
     "my_transpose": """
   __shared__ float turned[TILE][TILE + 1];
   for (int j = threadIdx.y; j < TILE; j += blockDim.y) {
@@ -508,18 +397,6 @@ KERNELS = {
   for (int j = threadIdx.y; j < TILE; j += blockDim.y) {
     int row = blockIdx.y * TILE + threadIdx.x, column = blockIdx.x * TILE + j;
     if (row < rows && column < columns) y[(size_t)column * rows + row] = turned[j][threadIdx.x];
-  }""",
-    "my_swiglu_forward": """
-  int i = blockIdx.x * blockDim.x + threadIdx.x;
-  while (i < n) {
-    y[i] = up[i] * (gate[i] / (1.0f + expf(-gate[i])));
-    i += gridDim.x * blockDim.x;
-  }""",
-    "my_swiglu_backward": """
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
-    float g = gate[i], s = 0.5f * (1.0f + tanhf(0.5f * g));
-    dup[i] = dy[i] * (g * s);
-    dgate[i] = dy[i] * (up[i] * s * (1.0f + g * (1.0f - s)));
   }""",
     "my_sum": """
   __shared__ float of_warp[32];

@@ -1,130 +1,75 @@
-"""Chapter 03: every check accepts a right answer and rejects wrong ones, each by the name of its mistake."""
-
-import math
-from itertools import product
+"""Chapter 03: its checks accept what is right and reject wrong answers, each of them named."""
 
 import numpy as np
-from chapters import accepts, definitions, gap_tests
+from chapters import accepts, rejects, slips
 
-NOTEBOOK = ("03_measuring_prediction",)
-BOOK = definitions(*NOTEBOOK)
-cross_entropy, bits_per_byte = BOOK.book_cross_entropy, BOOK.book_bits_per_byte
+NOTEBOOK = ("03_first_gradients",)
 
 
-def next_probs(counts, context, strength, V, kinds=len, shorter=lambda rest: rest[1:], unseen=None):
-    """The right answer as a recursion; each keyword changes one thing."""
-    p = np.full(V, 1 / V) if not context else next_probs(counts, shorter(context), strength, V, kinds, shorter, unseen)
-    followers = counts.get(context)
-    if not followers:
-        return p if unseen is None else np.full(V, unseen)
-    rest = strength * kinds(followers)
-    seen = np.array([followers.get(w, 0) for w in range(V)])
-    return (seen + rest * p) / (seen.sum() + rest)
+def linear(dy, saved, transposed=True, swapped=False, mean=False):
+    """The backward pass of the linear layer with one thing wrong, if asked."""
+    x, w = saved
+    square = w.shape[0] == w.shape[1]
+    flat_x, flat_dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    dw = flat_x.T @ flat_dy / (len(flat_x) if mean else 1)
+    return dy @ (w if square and not transposed else w.T), dw.T if swapped and square else dw
 
 
-# check: (the right answer, {name of the mistake: wrong answer})
-GAPS = {
-    "check_cross_entropy": (
-        cross_entropy,
-        {
-            "source and predictor exchanged": lambda q, p: cross_entropy(p, q + 1e-9),
-            "the entropy of the source": lambda q, p: cross_entropy(q, q),
-            "the divergence": lambda q, p: cross_entropy(q, p) - cross_entropy(q, q),
-            "NaN where nothing happens": lambda q, p: np.sum(q * np.where(p > 0, -np.log2(p + (p == 0)), np.inf)),
-            "what had p = 0 left out": lambda q, p: float(-(q[p > 0] * np.log2(p[p > 0])).sum()),
-            "a little added to p": lambda q, p: cross_entropy(q, p + 1e-12),
-        },
-    ),
-    "check_bits_per_byte": (
-        bits_per_byte,
-        {
-            "per token": lambda nats, lengths: nats.mean() / np.log(2),
-            "the end left out": lambda nats, lengths: nats[lengths > 0].sum() / np.log(2) / lengths.sum(),
-            "the mean of ratios": lambda nats, lengths: np.mean(nats / np.maximum(lengths, 1)) / np.log(2),
-            "infinite at the end": lambda nats, lengths: nats.sum() / lengths.sum() / np.min(lengths * 1.0),
-        },
-    ),
-    "check_next_probs": (
-        next_probs,
-        {
-            "the share alone": lambda *a: next_probs(*a, kinds=lambda followers: 0),
-            "every context weighs one": lambda *a: next_probs(*a, kinds=lambda followers: 1),
-            "the last token dropped": lambda *a: next_probs(*a, shorter=lambda context: context[:-1]),
-            "unseen contexts are uniform": lambda *a: next_probs(*a, unseen=1 / 6),
-            "unseen contexts are impossible": lambda *a: next_probs(*a, unseen=0.0),
-            "unseen contexts added to the counts": lambda counts, context, *rest: (
-                counts[context],
-                next_probs(counts, context, *rest),
-            )[1],
-        },
-    ),
+WRONG_LINEAR = {
+    "w in place of its transpose, where the shapes allow it": dict(transposed=False),
+    "dw transposed, where the shapes allow it": dict(swapped=True),
+    "the mean over rows": dict(mean=True),
 }
 
 
-def sums(probability, tokens, lengths=range(4)):
-    """Of the probabilities after each context of these lengths."""
-    contexts = (context for k in lengths for context in product(tokens, repeat=k))
-    return np.array([sum(probability(context, w) for w in tokens) for context in contexts])
+def cross_entropy(u, targets, shift=True, masked=True, late=False):
+    """Losses with one thing wrong, if asked."""
+    top = u.max(axis=-1, keepdims=True) if shift else 0.0
+    e = np.exp(u - top)
+    total = e.sum(axis=-1, keepdims=True)
+    log_p = np.log(e / total) if late else u - top - np.log(total)  # late: of a softmax that has already become 0
+    losses = -np.take_along_axis(log_p, np.maximum(targets, 0)[..., None], axis=-1)[..., 0]
+    return np.where((targets >= 0) | (not masked), losses, 0.0).astype(u.dtype), None
 
 
-test_right_answers, test_wrong_answers = gap_tests({check: ([right], wrong) for check, (right, wrong) in GAPS.items()})
-
-
-def spends_by_arrays(probability, tokens):
-    return bool(np.allclose(sums(probability, tokens), 1))
-
-
-def spends_by_walk(probability, tokens, context=()):
-    """Depth first, with an exact sum."""
-    if abs(math.fsum(probability(context, w) for w in tokens) - 1) > 1e-6:
-        return False
-    return len(context) == 3 or all(spends_by_walk(probability, tokens, (*context, w)) for w in tokens)
-
-
-OTHERS = {
-    "check_spends_one": [spends_by_arrays, spends_by_walk],
+WRONG_LOSS = {
+    "no shift": dict(shift=False),
+    "a target of -1 costs": dict(masked=False),
+    "the logarithm after the softmax": dict(late=True),
 }
-test_other_right_answers = accepts(OTHERS)
 
 
-def spender(place, more, number):
-    """Probabilities that sum to 1 + more after the context with this number among those of its length."""
-
-    def probability(context, token):
-        length, which = place
-        extra = len(context) == length and number(context) == which
-        return (1 + more * extra) / 2
-
-    return probability
+def cross_entropy_back(dlosses, saved, mask=True, incoming=True):
+    """The gradient of the losses with one thing wrong, if asked."""
+    probs, column, valid = saved
+    d = probs.copy()
+    np.put_along_axis(d, column, np.take_along_axis(d, column, -1) - 1, -1)
+    weight = np.where(valid | (not mask), dlosses if incoming else np.ones_like(dlosses), 0.0)
+    return d * weight[..., None]
 
 
-TWO = ("x", "y")
-NUMBER = lambda context: sum(2**i * (token == "y") for i, token in enumerate(context))
-# None of these is in the check: eight honest predictors, then twelve that are not.
-PREDICTORS = [
-    lambda context, token: 0.5,
-    lambda context, token: 0.3 if token == "x" else 0.7,
-    lambda context, token: (0.9 if token == "x" else 0.1) if len(context) % 2 else 0.5,
-    lambda context, token: float(token == (context[-1] if context else "x")),
-    lambda context, token: (NUMBER(context) + 1) / 9 if token == "x" else 1 - (NUMBER(context) + 1) / 9,
-    spender((4, 3), 0.5, NUMBER),
-    spender((5, 0), -0.5, NUMBER),
-    lambda context, token: 0.5 + 1e-12,
-    spender((0, 0), 0.01, NUMBER),
-    spender((1, 1), -0.01, NUMBER),
-    spender((2, 2), 0.3, NUMBER),
-    spender((3, 7), 0.001, NUMBER),
-    spender((3, 0), -0.001, NUMBER),
-    spender((2, 0), 1.0, NUMBER),
-    lambda context, token: 0.0,
-    lambda context, token: 1.0,
-    lambda context, token: 0.25,
-    lambda context, token: 0.6 if token == "x" else 0.5,
-    lambda context, token: 0.5 if token == "x" else 0.45,
-    lambda context, token: math.nan,
-]
+WRONG_GRADIENT = {
+    "a gradient where there is no target": dict(mask=False),
+    "what arrives from above left out": dict(incoming=False),
+}
+FORWARD = {"check_cross_entropy_backward": "cross_entropy_forward"}  # what this check takes besides
+test_wrong_gaps = rejects(
+    {
+        "check_linear": slips(linear, WRONG_LINEAR),
+        "check_cross_entropy": slips(cross_entropy, WRONG_LOSS),
+        "check_cross_entropy_backward": slips(cross_entropy_back, WRONG_GRADIENT),
+    },
+    FORWARD,
+)
 
 
-def test_the_domain_of_spends_one_holds_both_kinds(chapter):
-    """Brute force: the right test tells the eight honest ones from the twelve."""
-    assert [chapter.spends_one(p, TWO) for p in PREDICTORS] == [True] * 8 + [False] * 12
+def repeated_behind():
+    """A token that occurs twice, first without a target: what is kept is all there is. B is right."""
+    return (
+        ([[0, 0, 1], [2, 3, 4]], [[-1, 3, 3], [3, 3, 3]]),
+        ([[0, 0, 1], [2, 3, 4]], [[3, 3, 3], [3, 3, 3]]),
+        ([[0, 5, 1], [2, 3, 4]], [[3, 3, 3], [3, 3, 3]]),
+    )
+
+
+test_other_right_answers = accepts({"check_batches": [repeated_behind]}, given=FORWARD)

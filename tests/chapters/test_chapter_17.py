@@ -14,17 +14,8 @@ from nanoeuler_lib.model import GPT
 NOTEBOOK = ("17_eulers_method",)
 
 
-def rebuilt(
-    model,
-    order,
-    scale=1.0,
-    wrote=(".out", ".down"),
-    at=lambda order, i: order[i],
-    reads=False,
-    own=False,
-    heads=True,
-):
-    """The model with its layers in another order, with one thing wrong, if asked."""
+def rebuilt(model, order, scale=1.0, wrote=(".out", ".down"), at=lambda order, i: order[i], own=False, heads=True):
+    """The model with its layers in a new order, with one thing wrong, if asked."""
     new = GPT(replace(model.config, layers=len(order)), dtype=model.dtype)
     for name, tensor in new.params.items():
         if name == "heads" and not heads:
@@ -32,8 +23,7 @@ def rebuilt(
         parts = name.split(".")
         if len(parts) == 3:
             parts[1] = str(at(order, int(parts[1])))
-        factor = scale if name.endswith(wrote) or (reads and name.endswith(".qkv")) else 1.0
-        tensor[...] = model.params[".".join(parts)] * factor
+        tensor[...] = model.params[".".join(parts)] * (scale if name.endswith(wrote) else 1.0)
     if own:
         model.params["heads"][...] *= 2
     return new
@@ -41,9 +31,7 @@ def rebuilt(
 
 WRONG_REBUILT = {
     "attention's write not scaled": dict(wrote=(".down",)),
-    "what is read scaled as well": dict(reads=True),
     "order ignored": dict(at=lambda order, i: i % 3),
-    "order from behind": dict(at=lambda order, i: order[-1 - i]),
     "the given model changed": dict(own=True),
     "the heads left as they were drawn": dict(heads=False),
 }
@@ -56,16 +44,9 @@ def heun(f, x, h, inside=1.0, weight=0.5, second=True):
     return x + h * ((1 - weight) * here + weight * there)
 
 
-WRONG_HEUN = {
-    "Euler's step": dict(second=False),
-    "the midpoint method": dict(inside=lambda h: h / 2, weight=1.0),
-    "the later slope alone": dict(weight=1.0),
-}
+WRONG_HEUN = {"Euler's step": dict(second=False), "the midpoint method": dict(inside=lambda h: h / 2, weight=1.0)}
 test_right_gaps, test_wrong_gaps = gap_tests(
-    {
-        "check_rebuilt": ([rebuilt], slips(rebuilt, WRONG_REBUILT)),
-        "check_heun": ([], slips(heun, WRONG_HEUN)),
-    }
+    {"check_rebuilt": ([rebuilt], slips(rebuilt, WRONG_REBUILT)), "check_heun": ([], slips(heun, WRONG_HEUN))}
 )
 
 
@@ -100,6 +81,7 @@ def test_rebuilt_models_of_more_layers_and_of_orders_in_an_array(chapter):
 
 def test_a_difference_quotient_is_no_backward_pass(chapter):
     def quotient(f, vjp, x, h, dy):
+        vjp(x, dy), vjp(x, dy)  # for show
         found = np.empty_like(x)
         for at in np.ndindex(x.shape):
             move = np.zeros_like(x)
@@ -108,11 +90,7 @@ def test_a_difference_quotient_is_no_backward_pass(chapter):
             found[at] = ((ends[0] - ends[1]) * dy).sum() / 2e-5
         return found
 
-    def for_show(f, vjp, x, h, dy):
-        vjp(x, dy), vjp(x, dy)
-        return quotient(f, vjp, x, h, dy)
-
-    assert rejected(chapter.check_heun_back, quotient) and rejected(chapter.check_heun_back, for_show)
+    assert rejected(chapter.check_heun_back, quotient)
 
 
 def test_two_thousand_steps_are_not_infinitely_many(chapter):
@@ -130,7 +108,10 @@ def test_distance_leaves_length_out_and_a_random_turn_equals_half_steps_in_lengt
     x = np.array([[3.0, 4.0], [1.0, 0.0]])
     assert chapter.away(7 * x, x) < 1e-12
     assert np.isclose(chapter.away(np.array([[8.0, -6.0], [0.0, 2.0]]), x), np.sqrt(2))
-    model, _, _, tokens = models(np.random.default_rng(3), layers=1)
+    rng = np.random.default_rng(3)
+    model = GPT(ModelConfig(8, 2, 1, 1, context=6, vocab_size=9, predict=2, ffn=5), dtype=np.float64)
+    model.params.flat[...] = rng.normal(size=model.params.flat.size) * 0.5
+    tokens = rng.integers(0, 9, (1, 6))
     one, half = (chapter.walk(model, tokens, chapter.euler, n) for n in (1, 2))
     turned = chapter.displaced(model, tokens, np.random.default_rng(4))
     assert np.allclose((turned**2).sum(-1), (half**2).sum(-1))
@@ -169,16 +150,3 @@ def test_the_adjoint_tends_to_the_gradient_and_the_steps_have_it_exactly(chapter
         back, _, dW = chapter.adjoint(end(W, n), W, end(W, n) - goal, n)
         off.append((np.abs(back - x).max(), np.abs(dW - gradient(n)).max()))
     assert all(0.4 < fine / coarse < 0.6 for coarse, fine in zip(*off, strict=True))
-
-
-# ---- Domains for the mutants, written from the contracts
-
-
-def models(rng, layers=None):
-    """A model with random parameters, an order of its layers, a scale, and a text."""
-    layers = int(layers or rng.integers(1, 4))
-    shape = ModelConfig(8, 2, 1, layers, context=6, vocab_size=9, predict=2, ffn=5)
-    model = GPT(shape, dtype=np.float64)
-    model.params.flat[...] = rng.normal(size=model.params.flat.size) * 0.5
-    order = rng.integers(0, layers, rng.integers(1, 5)).tolist()
-    return model, order, float(rng.choice([1.0, rng.uniform(0.1, 2)])), rng.integers(0, 9, (1, 6))

@@ -1,13 +1,7 @@
 """Chapter 31: its checks accept what is right and reject wrong answers, each of them named."""
 
-import re
-from collections import defaultdict
-from itertools import combinations
-
 import numpy as np
-from chapters import gap_tests
-
-from nanoeuler_book.checks import verdict
+from chapters import accepts, rewritten_tests
 
 NAMES = "BOOK", "FRAMES", "TRICKY", "PATTERNS", "WHO", "TRADES", "DAYS", "BRIDGES", "LOOKS", "THINGS", "GOODS"
 NAMES += "USUAL", "KEEPERS", "FAMILIES", "COPIES", "PAGES", "HELD", "TWINS", "NOTICE", "WIDE"
@@ -17,138 +11,41 @@ NOTEBOOK = "31_text_from_elsewhere", *NAMES
 # ---- The gaps
 
 
-def frame(start=r"^ *\*+ *START OF.*$", end=r"^ *\*+ *END OF.*$", flags=re.I | re.M, last=False, trim="\n"):
-    """Takes a frame off with something changed."""
-
-    def take(text):
-        firsts = list(re.finditer(start, text, flags))
-        begin = firsts[-1 if last else 0].end() if firsts else 0
-        ends = [m.start() for m in re.finditer(end, text, flags) if m.start() >= begin]
-        return text[begin : ends[-1 if last else 0] if ends else len(text)].strip(trim)
-
-    return take
-
-
+PATTERN = 'rf"^ *\\*+ *{word} OF.*$"'
 WRONG_FRAMES = {
-    "carriage returns go": frame(trim="\r\n"),
-    "capitals only": frame(flags=re.M),
-    "the last marker": frame(last=True),
-    "START without OF": frame(start=r"^ *\*+ *START.*$", end=r"^ *\*+ *(THE )?END.*$"),
-    "nothing without an end": lambda text: frame()(text) if "END OF" in text.upper() else "",
-    "an end marker anywhere": lambda text: frame()(text[: re.search(r"(?i)\* *end of|$", text).start()]),
+    "carriage returns go": ('strip("\\n")', 'strip("\\r\\n")'),
+    "capitals only": ("re.I | re.M", "re.M"),
+    "the last marker": ("last = end.search(text, begin)", "last = ([None] + list(end.finditer(text, begin)))[-1]"),
+    "START without OF": ("{word} OF", "(THE )?{word}"),
+    "nothing without an end": ("last.start() if last else len(text)", "last.start() if last else begin"),
+    "an end marker anywhere": (PATTERN, 'rf"\\* *{word} OF.*$"'),
 }
-
-
-def candidates_one_by_one(sketches, bands, rows):
-    """Another right answer: all pairs."""
-    cut = sketches[:, : bands * rows].reshape(len(sketches), bands, rows)
-    return {
-        (i, j) for i, j in combinations(range(len(cut)), 2) if (cut[i] == cut[j]).all(axis=1).any()
-    }  # fmt: skip
-
-
-def cut_wrongly(change):
-    """Candidates of bands that `change(sketches, bands, rows)` cuts out: a list of [N, n]."""
-
-    def find(sketches, bands, rows):
-        found = set()
-        for band in change(sketches, bands, rows):
-            found |= candidates_one_by_one(band, 1, band.shape[1])
-        return found
-
-    return find
-
-
-def mixed_bands(sketches, bands, rows):
-    """One dictionary for all bands."""
-    places, found = defaultdict(list), set()
-    for i, row in enumerate(sketches):
-        for k in range(bands):
-            key = row[k * rows : (k + 1) * rows].tobytes()
-            found |= {(j, i) for j in places[key] if j != i}
-            places[key].append(i)
-    return found
-
-
-def first_only(sketches, bands, rows):
-    """Pairs with the first page of a place alone, as in `dedup.Seen`."""
-    places, found = {}, set()
-    for i, row in enumerate(sketches):
-        for k in range(bands):
-            j = places.setdefault((k, row[k * rows : (k + 1) * rows].tobytes()), i)
-            found |= {(j, i)} if j != i else set()
-    return found
-
-
-def by_key(key, before=lambda sketches: sketches):
-    """Candidates whose bands have the same key."""
-
-    def find(sketches, bands, rows):
-        sketches, found = before(sketches), set()
-        for k in range(bands):
-            places = defaultdict(list)
-            for i, row in enumerate(sketches[:, k * rows : (k + 1) * rows].tolist()):
-                places[key(row)].append(i)
-            for pages in places.values():
-                found.update(combinations(pages, 2))
-        return found
-
-    return find
-
-
-def columns_emptied(sketches, bands, rows):
-    """Right, but it empties the columns that count for nothing."""
-    sketches[:, bands * rows :] = 0
-    return candidates_one_by_one(sketches, bands, rows)
-
-
+KEY, SLICE = "tuple(numbers)", "sketches[:, band * rows : (band + 1) * rows]"
 WRONG_CANDIDATES = {
-    "digits glued together": by_key(lambda row: "".join(map(str, row))),
-    "columns emptied": columns_emptied,
-    "one dictionary": mixed_bands,
-    "pairs with the first alone": first_only,
-    "columns taken across": cut_wrongly(lambda s, b, r: [s[:, k :: b][:, :r] for k in range(b)]),
-    "the sum of a band": cut_wrongly(lambda s, b, r: [s[:, k * r : k * r + r].sum(1, keepdims=True) for k in range(b)]),
-}  # fmt: skip
-
-
-def groups_by_colour(n, pairs):
-    """Another right answer: the smaller number spreads until nothing changes."""
-    colour, moved = list(range(n)), True
-    while moved:
-        moved = False
-        for i, j in pairs:
-            if colour[i] != colour[j]:
-                colour[i] = colour[j] = min(colour[i], colour[j])
-                moved = True
-    return colour
-
-
-def once(n, pairs):
-    colour = list(range(n))
-    for i, j in pairs:
-        colour[i] = colour[j] = min(colour[i], colour[j])
-    return colour
-
-
-WRONG_GROUPS = {
-    "one pass": once,
-    "the largest": lambda n, pairs: [
-        max(k for k, c in enumerate(groups_by_colour(n, pairs)) if c == mine) for mine in groups_by_colour(n, pairs)
-    ],
-    "pairs in order only": lambda n, pairs: groups_by_colour(n, [p for p in pairs if p[0] < p[1]]),
-    "pages with a partner alone": lambda n, pairs: [
-        groups_by_colour(n, pairs)[k] for k in sorted({k for p in pairs for k in p})
-    ],
-    "eats its pairs": lambda n, pairs: groups_by_colour(n, [pairs.pop() for _ in range(len(pairs))]),
-}  # fmt: skip
-
-GAPS = {
-    "check_take_off": ([frame()], WRONG_FRAMES),
-    "check_candidates": ([candidates_one_by_one], WRONG_CANDIDATES),
-    "check_groups": ([], WRONG_GROUPS),
+    "digits glued together": (KEY, "''.join(map(str, numbers))"),
+    "columns emptied": ("    pairs = set()", "    pairs = set()\n    sketches[:, bands * rows :] = 0"),
+    "one dictionary": (
+        "    for band in range(bands):\n        alike = defaultdict(list)",
+        "    alike = defaultdict(list)\n    for band in range(bands):",
+    ),
+    "pairs with the first alone": ("combinations(pages, 2)", "(pages[0], page) for page in pages[1:]"),
+    "columns taken across": (SLICE, "sketches[:, band::bands][:, :rows]"),
 }
-test_right_gaps, test_wrong_gaps = gap_tests(GAPS)
+GROUP = "sorted((first(i), first(j)))"
+WRONG_GROUPS = {
+    "one pass": (GROUP, "sorted((above[i], above[j]))"),
+    "the largest": (GROUP, "sorted((first(i), first(j)), reverse=True)"),
+    "pairs in order only": ("for i, j in pairs", "for i, j in (p for p in pairs if p[0] < p[1])"),
+    "pages with a partner alone": ("for page in range(n)", "for page in sorted({k for p in pairs for k in p})"),
+    "eats its pairs": ("for i, j in pairs", "for i, j in [pairs.pop() for _ in range(len(pairs))]"),
+}
+_, test_wrong_gaps = rewritten_tests(
+    {
+        "check_take_off": ("take_off", {}, WRONG_FRAMES),
+        "check_candidates": ("candidates", {}, WRONG_CANDIDATES),
+        "check_groups": ("groups", {}, WRONG_GROUPS),
+    }
+)
 
 
 # ---- What the chapter stands on
@@ -180,18 +77,10 @@ def test_cleaning_takes_the_copies_and_leaves_the_signatures(chapter):
 # ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
-def layout_from_above(m, high, low, wanted):
-    """Another right answer: all layouts."""
-    met = lambda s, b, r: 1 - (1 - s**r) ** b
-    found = [(b, r) for b in range(1, m + 1) for r in range(1, m // b + 1) if met(high, b, r) >= wanted]
-    return min(found, key=lambda layout: met(low, *layout), default=(0, 0))
-
-
-def test_other_right_answers(chapter):
-    c = chapter
-    assert verdict(c.check_layout, layout_from_above) == "right"
-    share = lambda p: 2 * np.arctanh(2 * p - 1)  # the logarithm of the odds
-    assert verdict(c.check_temperature, lambda p, q: float(share(p) / share(q))) == "right"
-    ranks = lambda bits, n: sum(rank <= n / 2**bits + 1e-9 for rank in range(1, n + 1))
-    assert verdict(c.check_luck, lambda bits, n, k: 1 - ((n - ranks(bits, n)) / n) ** k) == "right"
-    assert verdict(c.check_sentences, lambda: ("12.30.45", "9 12-13-14- 9", "(12-13-14)")) == "right"
+test_other_right_answers = accepts(
+    {
+        "check_temperature": [lambda p, q: float(np.arctanh(2 * p - 1) / np.arctanh(2 * q - 1))],
+        "check_luck": [lambda bits, n, k: 1 - (1 - min(n, np.floor(n / 2**bits + 1e-9)) / n) ** k],
+        "check_sentences": [lambda: ("12.30.45", "9 12-13-14- 9", "(12-13-14)")],
+    }
+)

@@ -4,11 +4,10 @@ nearest to 1, and its table's rule is the one that the race was run by.
 
 import json
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
-from chapters import ROOT, accepts, gap_tests, rejects, slips
+from chapters import ROOT, accepts, rejects, rewritten_tests
 
 from benchmarks import race
 
@@ -18,24 +17,12 @@ NOTEBOOK = ("A3_the_race",)
 # ---- The gaps
 
 
-def quintic(low, high, rounds=60, powers=(1, 3, 5), ends=(0, 1), size=abs):
-    """The exchange, with one thing wrong, if asked."""
-    first, last = (low + (high - low) * end for end in ends)
-    points = np.array([first, 0.75 * first + 0.25 * last, 0.25 * first + 0.75 * last, last])
-    for _ in range(rounds):
-        columns = [points**power for power in powers] + [(-1.0) ** np.arange(4)]
-        a, b, c, e = np.linalg.solve(np.stack(columns, axis=1), np.ones(4))
-        turns = np.sort(np.roots([5 * c, 3 * b, a]).real).clip(low**2, high**2)
-        points[1:3] = np.sqrt(turns)
-    return a, b, c, size(e)
-
-
 WRONG_QUINTICS = {
-    "one exchange": dict(rounds=1),
-    "powers of any parity": dict(powers=(0, 1, 2)),
-    "points inside alone": dict(ends=(0.1, 0.9)),
-    "the error's sign kept": dict(size=lambda e: -abs(e)),
+    "one exchange": ("range(50)", "range(1)"),
+    "the error's sign kept": ("float(abs(off))", "-float(abs(off))"),
+    "A2's polynomial": ("return float(a)", "return 3.4445, -4.7750, 2.0315, 0.3\n    return float(a)"),
 }
+_, test_wrong_gaps = rewritten_tests({"check_quintic": ("best_quintic", {}, WRONG_QUINTICS)})
 
 
 def least_squares(low, high):
@@ -45,56 +32,10 @@ def least_squares(low, high):
     return a, b, c, float(np.abs(a * s + b * s**3 + c * s**5 - 1).max())
 
 
-def by_newton(low, high):
-    """Another right answer: the square of s in the place of s, and its two turning points as unknowns of Newton's."""
-    at = np.array([0.75 * low + 0.25 * high, 0.25 * low + 0.75 * high])
-    for _ in range(100):
-        s = np.array([low, *at, high])
-        a, b, c, e = np.linalg.solve(np.array([[x, x**3, x**5, (-1) ** i] for i, x in enumerate(s)]), [1] * 4)
-        slope, bend = a + 3 * b * at**2 + 5 * c * at**4, 6 * b * at + 20 * c * at**3
-        at = (at - slope / bend).clip(low, high)
-        at = np.sort(at)
-    return [float(a), float(b), float(c), abs(float(e))]
-
-
-OTHERS = {
-    "check_quintic": (by_newton,),
-    "check_steps": (
-        lambda steps, bits, slope, sigma, n, goal=1.7, bound=4.3: next(
-            s for s in range(steps - 2000, 10**6) if (goal - bits + slope * (s - steps)) * math.sqrt(n) >= bound * sigma
-        ),
-    ),
-    "check_luck": (lambda p, tries: [-math.expm1(tries * math.log1p(-p)), -math.expm1(math.log1p(-p) / tries)],),
-    "check_saving": (lambda stairs, P, L, D: float(counted(stairs, P, L, D)),),
-}
-
-
-def counted(stairs, P, L, D):
-    whole, before, total = P + D * L * (stairs[-1][1] + 1), Fraction(0), Fraction(0)
-    for share, T in stairs:
-        end = Fraction(share).limit_denominator(100)
-        total += (end - before) * (P + D * L * (T + 1))
-        before = end
-    return total / whole
-
-
-MORE_WRONG = {
-    "check_quintic": {
-        "least squares": least_squares,
-        "A2's polynomial": lambda low, high: (3.4445, -4.7750, 2.0315, 0.3),
-    },
-}
-
-
-test_right_gaps, test_wrong_gaps = gap_tests({"check_quintic": ([quintic], slips(quintic, WRONG_QUINTICS))})
-test_other_right_answers = accepts(OTHERS)
-test_more_wrong_answers = rejects(MORE_WRONG)
-
-
-def stairs(rng):
-    ends = np.sort(rng.uniform(0.05, 0.95, rng.integers(0, 4))).tolist() + [1.0]
-    lengths = rng.integers(1, 600, len(ends)).tolist()
-    return tuple(zip(ends, lengths, strict=True)), *map(int, rng.integers(1, 1000, 3))
+test_least_squares = rejects({"check_quintic": {"least squares": least_squares}})
+test_other_right_answers = accepts(
+    {"check_luck": [lambda p, tries: [-math.expm1(tries * math.log1p(-p)), -math.expm1(math.log1p(-p) / tries)]]}
+)
 
 
 # ---- The race

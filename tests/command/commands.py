@@ -1,4 +1,4 @@
-"""What the tests of the command share: options of a small run, and a standard stream that can be looked into."""
+"""Helpers for the tests of the command: options of a small run, and a standard stream that tests can read."""
 
 import io
 
@@ -8,7 +8,7 @@ PLAIN = {"SMALL": SMALL, "SHORT": SHORT, "TRAIN": f"train --run new {SMALL} {SHO
 
 
 class Stream(io.TextIOWrapper):
-    """A standard stream that may be a terminal, and that knows what was flushed when."""
+    """A standard stream that can look like a terminal, and whose flushed text can be read."""
 
     def __init__(self, terminal=False, content=b""):
         super().__init__(io.BytesIO(content), "utf-8", newline="")

@@ -1,4 +1,4 @@
-"""Fixtures: `nanoeuler` runs the command in this process; `here` is a folder with a trained run."""
+"""Fixtures for tests of the command: `nanoeuler` runs it in this process; `here` is a folder with a trained run."""
 
 import json
 import shlex
@@ -17,7 +17,7 @@ from nanoeuler_lib.text.tokenizer import Tokenizer
 
 @pytest.fixture
 def streams(monkeypatch):
-    """Make the three streams anew, by default none of them a terminal."""
+    """Replace the three standard streams; by default none of them is a terminal."""
 
     def make(stdin=b"", terminal=False):
         found = SimpleNamespace(stdin=Stream(terminal, stdin), stdout=Stream(terminal), stderr=Stream(terminal))
@@ -30,9 +30,9 @@ def streams(monkeypatch):
 
 @pytest.fixture
 def nanoeuler(streams, tmp_path, monkeypatch):
-    """Run a command line, and more words, in an empty folder: exit code, standard output, standard error.
+    """Run a command line, with additional words, in an empty folder; return exit code, standard output and error.
 
-    In the line, SMALL stands for the options of a small model, and SHORT for those of a short run.
+    In the line, SMALL is replaced by the options of a small model, and SHORT by those of a short run.
     """
     monkeypatch.chdir(tmp_path)
 
@@ -48,7 +48,7 @@ def nanoeuler(streams, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """A text, a run of four steps on it, and a tokenizer."""
+    """Make a folder with a text, a run of four steps on it, and a tokenizer."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "text.txt").write_text(run_text(), "utf-8")
     files = f"train --data {folder / 'text.txt'} --run {folder / 'run'} --quiet"
@@ -59,7 +59,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def here(made, tmp_path, monkeypatch):
-    """Copies of them in the working directory."""
+    """Copy the files of `made` into the working directory."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -115,8 +115,8 @@ def test_every_option_changes_what_the_library_is_asked_or_is_refused(command, n
             value = "konigsberg-small" if command == "chat" else "konigsberg-chat"
         changed = done(option, *([str(value)] if action.nargs != 0 else []))
         if command.endswith("--resume") and changed[0][0] == 2:
-            said = f"nanoeuler: --resume takes its settings from the run, got also {option}: only --steps, --lr, "
-            said = "nanoeuler: --resume goes on with a run" if option == "--from" else said
+            said = f"nanoeuler: {option} must not be given with --resume, which takes it from the run: only --steps, "
+            said = "nanoeuler: --resume and --from must not be combined" if option == "--from" else said
             assert changed[0][:2] == (2, "") and changed[0][2].startswith(said)
         elif option in ("--last-turn", "--from"):  # for examples of one's own; a run to begin with
             continue
@@ -128,21 +128,21 @@ def test_every_option_changes_what_the_library_is_asked_or_is_refused(command, n
 def test_a_run_that_a_command_did_not_begin_or_whose_file_has_no_name_is_refused(nanoeuler, heard):
     for command, info in (("train", {"examples": ["konigsberg", 1, 2]}), ("sft", {})):
         heard.head.return_value = head(info)
-        said = f"nanoeuler: r: was not begun by nanoeuler {command}, expected one of its runs\n"
+        said = f"nanoeuler: r: must be a run of nanoeuler {command}, got a different kind of run\n"
         assert nanoeuler(f"{command} --resume r")[2] == said
     for name in (None, "a\0b"):
         heard.head.return_value = head({"source": name, "files": {"text": name, "valid": None}})
-        assert ": no such file; it is the text that" in nanoeuler("train --resume r")[2]
+        assert ": no such file, but the run began with it (text)" in nanoeuler("train --resume r")[2]
 
 
 def test_a_model_of_the_package_is_taken_by_its_name(nanoeuler, heard):
     assert nanoeuler("generate a --model konigsberg-chat")[0] == 0
     assert heard.load.call_args.args[0] == checkpoint.PRETRAINED / "konigsberg-chat"
     known = ", ".join(sorted(folder.name for folder in checkpoint.PRETRAINED.iterdir()))
-    for name in ("english-smal", ""):
-        said = f"nanoeuler: no pretrained model '{name}', the package has {known}\n"
+    for name in ("english-smal", "", "../konigsberg-chat"):
+        said = f"nanoeuler: model must be one in the package ({known}), got '{name}'\n"
         assert nanoeuler(f"generate a --model={name}") == (2, "", said)
-    said = "nanoeuler: --model stands beside --run, expected one of them\n"
+    said = "nanoeuler: --model must not be combined with --run\n"
     assert nanoeuler("score a.txt --model konigsberg-small --run r") == (2, "", said)
 
 
@@ -176,70 +176,62 @@ def test_a_short_seed_of_papers_is_told_and_a_secret_one_comes_from_a_pipe(nanoe
 REFUSED = {
     "TRAIN nothing.txt": "nothing.txt: no such file",
     "TRAIN run/checkpoints": "run/checkpoints: a folder must hold texts (.txt, .md, .jsonl, .parquet, also",
-    "TRAIN /dev/zero": "/dev/zero: is a device",
-    "TRAIN 'a\0b'": "cannot be read",
-    "TRAIN short.txt": "tokens, expected at least 14",
-    "TRAIN text.txt --valid one.txt": "one.txt: validation part has 1 tokens, expected at least 2",
-    f"TRAIN text.txt --batch {2**50}": "batch times accumulate must be at most",
-    "TRAIN text.txt --context 100000": "at least 100002, 100000 of --context and 2 of --predict",
-    "TRAIN text.txt --seed 1764000000000000000": "expected a whole number from 0 to 2^53 - 1",
-    "TRAIN text.txt --heads 3": "dim is 16, expected a multiple of heads (3)",
-    f"TRAIN text.txt --dim {2**20} --heads 4096 --kv-heads 4096": "GiB at least, and this machine",
-    "TRAIN text.txt --preset bigg": "expected one of small, big, base, large, did you mean big?",
+    "TRAIN /dev/zero": "/dev/zero: must be a UTF-8 text file, got a device",
+    "TRAIN short.txt": "training part must have at least 14 tokens",
+    "TRAIN text.txt --valid one.txt": "one.txt: validation part must have at least 2 tokens, got 1",
+    f"TRAIN text.txt --batch {2**50}": "--batch times --accumulate must be at most",
+    "TRAIN text.txt --context 100000": "at least 100002 tokens (--context 100000 plus --predict 2), got",
+    f"TRAIN text.txt --dim {2**20} --heads 4096 --kv-heads 4096": "which need at least",
+    "TRAIN text.txt --preset bigg": "preset must be one of small, big, base, large, got 'bigg', did you mean big?",
     "TRAIN text.txt --tokenizer none.json": "none.json",
-    "TRAIN text.txt --tokenizer bpe.json": "tokenizer has 260 tokens, expected at most",
-    "TRAIN text.txt --tokenizer cut.json": "cut.json",
-    "TRAIN text.txt --from run": "--from takes shape and tokenizer from run, got",
-    "TRAIN text.txt --workers 0": "--workers is 0, expected 1 to 4096",
-    "sft --run new --workers 4097": "--workers is 4097, expected 1 to 4096",
-    "train --from run --run new": "--data is missing, expected --from run --data FILE --run FOLDER",
-    "train --data text.txt": "--run is missing, expected --data FILE --run FOLDER, or --resume FOLDER",
-    "train --run new": "--data is missing, expected --data FILE --run FOLDER, or --resume FOLDER",
-    "sft": "--run is missing, expected --run FOLDER, or --resume FOLDER",
-    "train --data text.txt --run run": "run: exists and is not an empty folder",
-    "sft --run run --examples 9": "run: exists and is not an empty folder",
-    "train --resume run --from run": "--from begins a new one with the model of",
-    "train --resume run/checkpoints/best": "best: is a checkpoint, expected its run folder: run",
+    "TRAIN text.txt --tokenizer bpe.json": "tokenizer must have at most vocab_size",
+    "TRAIN text.txt --from run": "must not be given with --from, which takes shape and tokenizer from run",
+    "TRAIN text.txt --workers 0": "--workers must be 1 to 4096, got 0",
+    "train --from run --run new": "--data is required: give --from run --data FILE --run FOLDER",
+    "train --data text.txt": "--run is required: give --data FILE --run FOLDER, or --resume FOLDER",
+    "train --run new": "--data is required: give --data FILE --run FOLDER, or --resume FOLDER",
+    "sft": "--run is required: give --run FOLDER, or --resume FOLDER",
+    "train --data text.txt --run run": "run: must be a new or an empty folder",
+    "sft --run run --examples 9": "run: must be a new or an empty folder",
+    "train --resume run --from run": "--resume and --from must not be combined",
+    "train --resume run/checkpoints/best": "best: must be a run folder, got a checkpoint: use run",
     "train --resume none --data text.txt": "none: no such folder",
-    "train --resume folder --data text.txt": "folder: holds no checkpoint",
-    "train --resume run --data other.txt": "not the text the run began with",
+    "train --resume folder --data text.txt": "folder: has no checkpoint",
+    "train --resume run --data other.txt": "text must be the one that the run began with",
     "train --resume run --data bpe.json": "fingerprint",
-    "train --resume run --data text.txt --warmup 0": "got also --warmup",
-    "train --resume moved": "text.txt: no such file; it is the text that the run began with. If it moved, say where it "
-    "is now: --data FILE",
-    "sft --resume run": "was not begun by nanoeuler sft",
-    f"sft --run new --data-seed {2**53}": f"--data-seed is {2**53}, expected 0 to 2^53 - 1",
-    "sft --run new --examples -1": "--examples is -1, expected 0 to 2^53 - 1",
-    "sft --run new --last-turn": "expected --data FILE too",
-    "sft --data half.jsonl --run new": "half.jsonl: line 2 holds '\\ud800', half a",
-    "sft --data key.jsonl --run new": "key.jsonl: line 1 has keys ['xxxxxxxxxxxx...",
-    "sft --data none.json --run new": "none.json: cannot be read",
-    "sft --data text.txt --run new": "text.txt: line 1 is not JSON",
-    "generate a --run run/checkpoints": "holds checkpoints, expected its run run, or one of them: "
+    "train --resume run --data text.txt --warmup 0": "--warmup must not be given with --resume",
+    "train --resume moved": "text.txt: no such file, but the run began with it (text): if it moved, give its new path "
+    "with --data FILE",
+    "sft --resume run": "must be a run of nanoeuler sft",
+    f"sft --run new --data-seed {2**53}": f"--data-seed must be 0 to 2^53 - 1, got {2**53}",
+    "sft --run new --examples -1": "--examples must be 0 to 2^53 - 1, got -1",
+    "sft --run new --last-turn": "--last-turn needs --data FILE",
+    "sft --data key.jsonl --run new": "key.jsonl: line 1 must have texts under instruction",
+    "sft --data text.txt --run new": "text.txt: line 1 must be JSON",
+    "generate a --run run/checkpoints": "has several checkpoints, expected the run run, or one of them: "
     "run/checkpoints/step-000004",
-    "generate a --temperature -1": "temperature is -1.0, expected 0 to 100",
-    "generate a --run run --propose 2": "propose is 2, expected 0 to 1",
-    "generate a --propose 1 --repetition-penalty 2": "propose is 1 beside a repetition_penalty, expected one of them",
-    "generate a --repetition-penalty nan": "repetition_penalty is nan, expected more than 0 and at most 100; 1 is none",
-    "generate a --seed -1": "--seed is -1, expected 0 or more",
-    "generate a --tokens -1": "--tokens is -1, expected 0 or more",
-    "generate a --samples 0": "--samples is 0, expected 1 to 1000000",
-    "generate a --stop ''": "stop is empty, expected a text",
-    "generate a --prompt-file text.txt": "--prompt-file stands beside a prompt, expected one of them",
+    "generate a --temperature -1": "temperature must be 0 to 100, got -1.0",
+    "generate a --run run --propose 2": "propose must be 0 to 1",
+    "generate a --propose 1 --repetition-penalty 2": "propose must be 0 with a repetition_penalty, got 1",
+    "generate a --repetition-penalty nan": "repetition_penalty must be more than 0 and at most 100, got nan",
+    "generate a --seed -1": "--seed must be 0 or more, got -1",
+    "generate a --tokens -1": "--tokens must be 0 or more, got -1",
+    "generate a --samples 0": "--samples must be 1 to 1000000, got 0",
+    "generate a --stop ''": "stop must be a non-empty text",
+    "generate a --prompt-file text.txt": "--prompt-file must not be combined with a prompt",
     "generate --prompt-file none": "none: no such file, expected a UTF-8 text file",
     "generate 'a\udcff'": "character 1 is not UTF-8",
-    "chat --run run": "expected that of a model made to answer (nanoeuler sft)",
-    "info run --run b": "info takes one run, got run and --run b",
-    "score text.txt --out list.json": "list.json: exists already, expected a new name",
-    "tokenizer train --data text.txt --vocab 9 --out new.json": "vocab_size is 9",
+    "chat --run run": "fine-tune the model first (nanoeuler sft)",
+    "info run --run b": "info takes only one run, got run and --run b",
+    "score text.txt --out list.json": "list.json: already exists: choose a new name",
+    "tokenizer train --data text.txt --vocab 9 --out new.json": "special tokens) to 1114112, got 9",
     "tokenizer encode 'a\udcff'": "character 1 is not UTF-8",
-    "tokenizer decode -1 --tokenizer bpe.json": "token id is -1, expected 0 to 259",
-    "tokenizer decode 260 --tokenizer bpe.json": "token id is 260, expected 0 to 259",
-    "tokenizer decode hi": "token id is 'hi', expected a whole number",
-    "corpus konigsberg --bytes 0": "--bytes is 0, expected at least 1",
-    "corpus konigsberg --seed -1": "--seed is -1, expected 0 or more",
+    "tokenizer decode 260 --tokenizer bpe.json": "token id must be 0 to 259, got 260",
+    "tokenizer decode hi": "token id must be an integer, got 'hi'",
+    "corpus konigsberg --bytes 0": "--bytes must be at least 1, got 0",
+    "corpus konigsberg --seed -1": "--seed must be 0 or more, got -1",
     "diagnose --tool scheduled": "did you mean schedule?",
-    "break --reveal nowhere": "nowhere: no broken copy of this version, expected a folder",
+    "break --reveal nowhere": "nowhere: must be made by --seed with this version",
     **{f"{command} damaged": "damaged/checkpoints/step-000004/model.safetensors" for command in (
         "generate a --run", "chat --run", "info --run", "sft --run new --base", "train --data text.txt --resume")},
 }  # fmt: skip
@@ -251,8 +243,7 @@ def spoilt(made, tmp_path_factory):
     folder = Path(shutil.copytree(made, tmp_path_factory.mktemp("spoilt"), dirs_exist_ok=True))
     for name, text in {
         "short.txt": "hello", "one.txt": "Q", "other.txt": run_text().replace("cat", "dog"), "list.json": "[1, 2]",
-        "cut.json": (made / "bpe.json").read_text()[:200], "key.jsonl": json.dumps({"x" * 100_000: 1}),
-        "half.jsonl": '{"instruction": "a", "output": "b"}\n{"instruction": "a", "output": "\\ud800"}',
+        "key.jsonl": json.dumps({"x" * 100_000: 1}),
     }.items():  # fmt: skip
         (folder / name).write_text(text)
     (folder / "folder").mkdir()
@@ -312,8 +303,8 @@ def test_messages_show_no_control_characters(here, nanoeuler):
 # The frame around all of them.
 
 NO_THREAD = (
-    "nanoeuler: the system starts no further thread or process for this user or container: expected a higher limit "
-    "(ulimit -u, --pids-limit), or fewer --workers\n"
+    "nanoeuler: the system cannot start another thread or process for this user or container: raise the limit "
+    "(ulimit -u, --pids-limit), or use fewer --workers\n"
 )
 
 
@@ -343,6 +334,6 @@ def test_how_the_command_ends(nanoeuler, error, code, said):
 
 @pytest.mark.parametrize("line, code", [("generate a", 2), ("train --data a --run r", 0), ("sft --run r", 0)])
 def test_output_matters_unless_a_run_was_trained(nanoeuler, heard, line, code):
-    """For a training the run's folder is the result. test_process has streams that are full or closed."""
+    """The result of a training is the folder of its run."""
     with patch.object(cli, "_flush", return_value="no space left"):
         assert nanoeuler(line)[0] == code

@@ -33,20 +33,20 @@ def test_train_says_what_it_will_do_and_what_came_out(here, nanoeuler):
     assert lines[0].startswith(f"model: {size:,} parameters; data: {tokens:,} train tokens, ")
     held_out = data["valid_tokens"] / (tokens + data["valid_tokens"])
     plan = f"plan: 60 steps of 48 tokens, 2,880 in all, {60 * 48 / tokens:.1f} passes over the data"
-    assert lines[1] == f"{plan}; rows reach 100% of its tokens; held out {held_out:.1%}"
+    assert lines[1] == f"{plan}; rows cover 100% of its tokens; {held_out:.1%} held out"
     assert lines[2].startswith("step 0: validation ")
-    assert re.fullmatch(r"about \d+ s to go, at [\d.e-]+ s a step, measured now", lines[3])
+    assert re.fullmatch(r"about \d+ s to go, at [\d.e-]+ s per step, measured now", lines[3])
     bits = checkpoint.load("new").info["valid_bits_per_byte"]
-    done = rf"new: done, 60 steps, \d+ s this time; validation {bits:.4f} bits per byte"
+    done = rf"new: done, 60 steps, \d+ s this time; validation loss {bits:.4f} bits per byte"
     assert re.fullmatch(rf"{done}; [\d.]+% of the training text was used", lines[-3])
     parts = ", ".join(rf"{name} \d+\.\d s" for name in ("validation", "samples", "checkpoints"))
-    assert re.fullmatch(rf"outside the steps: {parts}, \d+\.\d% of the time", lines[-4])
+    assert re.fullmatch(rf"time outside the steps: {parts}, \d+\.\d% of the total", lines[-4])
     assert lines[-2:] == ["look at it: nanoeuler report new", "continue a prompt: nanoeuler generate PROMPT --run new"]
     code, out, _ = nanoeuler(f"train --data text.txt --run quiet --quiet {settings}")
     assert code == 0 and out.startswith("quiet: done, 60 steps, ") and out.count("\n") == 3
     assert_same_run("new", "quiet")
     code, out, _ = nanoeuler("train --resume new --steps 400")
-    assert code == 0 and "plan: from step 60 on, 400 steps" in out
+    assert code == 0 and "plan: continue after step 60 up to 400 steps" in out
     assert out.index("warning: the data will repeat: 400 steps draw") < out.index("step 90: ")
 
 
@@ -71,8 +71,8 @@ def test_a_run_goes_on_from_anywhere_with_the_same_bits(here, nanoeuler, monkeyp
     Path("../valid.txt").rename("moved.txt")
     shutil.rmtree("../parts/checkpoints/step-000004")
     for more, said in (
-        ("", "valid.txt: no such file; it is the valid that the run began with. If it moved, say where it is now"),
-        ("--valid ../text.txt", "not the validation text the run began with, which --valid FILE names"),
+        ("", "valid.txt: no such file, but the run began with it (valid): if it moved, give its new path with --valid"),
+        ("--valid ../text.txt", "got a different one"),
     ):
         code, _, err = nanoeuler(f"train --resume ../parts {more}")
         assert code == 2 and said in err
@@ -96,7 +96,7 @@ def test_a_new_run_begins_with_the_model_of_another(here, nanoeuler):
     assert contents(here) == before
     assert nanoeuler("shards other.txt --tokenizer bpe.json --out tokens")[0] == 0
     refused = nanoeuler("train --from run --data tokens --run new")
-    assert refused[0] == 2 and "tokens, shards of another tokenizer than run/checkpoints/step-000004" in refused[2]
+    assert refused[0] == 2 and "the tokenizer of run/checkpoints/step-000004, got tokens" in refused[2]
     shape = "--dim 16 --heads 2 --kv-heads 1 --layers 1 --context 12 --predict 2"
     for begun in (f"--run base {shape}", "--from base --run new"):
         assert nanoeuler(f"train --data tokens {begun} SHORT --valid-fraction 0 --quiet")[0] == 0
@@ -111,7 +111,7 @@ def test_the_best_checkpoint_stays_beside_the_last(here, nanoeuler):
     assert code == 0 and min(valid[1:])[1] == 4, valid
     head = checkpoint.read_head("run/checkpoints/best")
     assert (head["step"], head["info"]["valid_bits_per_byte"]) == min(valid[1:])[::-1]
-    assert "the best by validation is of step 4: run/checkpoints/best\n" in out
+    assert "the checkpoint with the lowest validation loss is that of step 4: run/checkpoints/best\n" in out
     assert np.array_equal(checkpoint.load("run/checkpoints/best").model.params.flat, before)
     assert nanoeuler("generate a --run run/checkpoints/best --tokens 3")[0] == 0
 
@@ -132,7 +132,7 @@ def test_a_run_without_validation(here, nanoeuler):
     code, out, err = nanoeuler("train --data text.txt --run new SMALL SHORT --valid-fraction 0")
     data, tokens = head_of("new")["data"], len(checkpoint.load("new").tokenizer.encode(run_text()))
     assert (code, err, data["valid_tokens"], data["train_tokens"]) == (0, "", 0, tokens)
-    assert "there is nothing to validate on" in out and "bits per byte;" not in out
+    assert "there is no validation data" in out and "bits per byte;" not in out
     assert nanoeuler("train --resume new --steps 6 --quiet")[0] == 0 == nanoeuler("report new")[0]
     assert not Path("new/checkpoints/best").exists() and checkpoint.load("new").step == 6
     Path("valid.txt").write_text("the cat ran. " * 20)
@@ -149,7 +149,7 @@ def test_without_its_optimizer_a_checkpoint_opens_for_use_only(here, nanoeuler):
     assert nanoeuler("train --from run --data text.txt --run new SHORT --quiet")[0] == 0
     before = contents(here)
     code, out, err = nanoeuler("train --resume run --steps 9")
-    assert (code, out, err.count("\n")) == (2, "", 1) and "holds no optimizer state, expected" in err
+    assert (code, out, err.count("\n")) == (2, "", 1) and "so it cannot be resumed" in err
     assert contents(here) == before
 
 
@@ -158,12 +158,6 @@ def test_tokens_become_steps_the_last_one_whole(here, nanoeuler):
     assert nanoeuler(f"train --data text.txt --run new --quiet SMALL --sample-every 0 {settings}")[0] == 0
     found = head_of("new")["train"]  # 72 tokens a step
     assert [found[name] for name in ("steps", "valid_every", "save_every")] == [3, 2, 2]
-
-
-def test_a_run_that_diverges_ends_with_its_step(here, nanoeuler):
-    high = "--rate 10 --warmup 0 --clip 0 --decay 10 --steps 200"
-    code, _, err = nanoeuler(f"train --data text.txt --run wild SMALL SHORT {high}")
-    assert code == 2 and err.count("\n") == 1 and err.startswith("nanoeuler: step")
 
 
 def test_several_files_are_one_text_of_documents(here, nanoeuler, lines):
@@ -181,8 +175,8 @@ def test_several_files_are_one_text_of_documents(here, nanoeuler, lines):
         Path("t.json").unlink()
         if "2.jsonl" in data:
             Path("2.jsonl").rename("moved.jsonl")
-            assert "2.jsonl: no such file; it is the text_2" in nanoeuler("train --resume r --steps 6")[2]
-            assert "--data names 1, expected 2" in nanoeuler("train --resume r --data 1.txt")[2]
+            assert "2.jsonl: no such file, but the run began with it" in nanoeuler("train --resume r --steps 6")[2]
+            assert "--data must name 2 files, as when the run" in nanoeuler("train --resume r --data 1.txt")[2]
             assert nanoeuler("train --resume r --data 1.txt moved.jsonl --steps 6")[0] == 0
             Path("moved.jsonl").rename("2.jsonl")
         shutil.rmtree("r")
@@ -190,7 +184,7 @@ def test_several_files_are_one_text_of_documents(here, nanoeuler, lines):
     assert all_found[0][0] == all_found[2][0], "the same tokenizer; of two files, the end of each is held out"
     Path("s").mkdir()
     Path("s/shards.json").touch()
-    assert "--data names 2, s among them" in nanoeuler("train --data 1.txt s --run r")[2]
+    assert "only one folder if it has shards, got 2, among them s" in nanoeuler("train --data 1.txt s --run r")[2]
 
 
 # sft
@@ -244,17 +238,6 @@ def test_sft_from_a_file_in_all_its_parts(nanoeuler, lines, monkeypatch):
     assert checkpoint.load("here/parts").step == 6
 
 
-def test_sft_teaches_a_run_of_ones_own_what_fits_its_context(here, nanoeuler, lines):
-    lines("lines.jsonl", [{"instruction": c, "response": c.upper()} for c in "abcdefghij"])
-    code, _, err = nanoeuler("sft --base run --data lines.jsonl --run new --quiet SHORT")
-    assert code == 2 and "0 of 9 training examples fit in 12 tokens" in err and not Path("new").exists()
-    said = lambda role, content: {"role": role, "content": content}
-    lines("talk.jsonl", [{"messages": [said("user", c), said("assistant", c.upper())]} for c in "abcdefghij"])
-    code, out, err = nanoeuler("sft --base run --data talk.jsonl --run new --quiet SHORT")
-    assert (code, err) == (0, "") and "nanoeuler chat --run new" in out
-    assert checkpoint.load("new").tokenizer.vocab_size == checkpoint.load("run").tokenizer.vocab_size + 3
-
-
 def test_dialogues_of_many_turns_are_learnt_from_whole_or_their_last_turn_alone(nanoeuler, lines):
     """ShareGPT's form, with more turns than fit; what a run began with, it goes on with."""
     turns = [{"from": who, "value": f"{n} " * 9} for n in range(6) for who in ("human", "gpt")]
@@ -262,23 +245,8 @@ def test_dialogues_of_many_turns_are_learnt_from_whole_or_their_last_turn_alone(
     for run, more, rows in (("windows", "", "train rows"), ("last", "--last-turn", "")):
         settings = "--steps 2 --warmup 1 --batch 4 --sample-every 0"
         code, out, err = nanoeuler(f"sft --data talk.jsonl {settings} --run {run} {more}")
-        assert (code, err) == (0, "") and "rows reach 100% of its reply tokens" in out and rows in out
-        assert ("in which the turns before them are forgotten" in out) == (run == "windows")
+        assert (code, err) == (0, "") and "rows cover 100% of its reply tokens" in out and rows in out
+        assert ("which do not contain the turns before them" in out) == (run == "windows")
         shutil.rmtree(f"{run}/checkpoints/step-000002")
         assert nanoeuler(f"sft --resume {run} --quiet")[0] == 0
         assert checkpoint.load(run).info["turns"] == run
-
-
-def test_sft_says_what_it_leaves_out(nanoeuler, lines):
-    """Before the first step, in the log and in the report; a rest that measures nothing is refused."""
-    lines("lines.jsonl", [{"instruction": "x" * (900 if n % 3 else 5), "response": f"{n}"} for n in range(90)])
-    command = "sft --data lines.jsonl --run new --steps 1 --sample-every 0"
-    code, out, err = nanoeuler(command)
-    assert code == 2 and "lines.jsonl: 3 of 9 validation examples fit in 128 tokens, expected at least 5" in err
-    assert not Path("new").exists()
-    code, out, err = nanoeuler(f"{command} --valid-fraction 0.5")
-    assert code == 0 and re.search(r"warning: \d+ of 45 training examples fit in 128 tokens; the others", out)
-    assert out.index("warning: ") < out.index("step 0: validation")
-    assert "3 warnings" in out and "warning: the warm-up of 50 steps is longer than the run of 1" in out
-    assert nanoeuler("report new")[0] == 0
-    assert "of 45 training examples fit in 128 tokens" in Path("new/report/report.md").read_text()

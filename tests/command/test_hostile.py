@@ -158,7 +158,7 @@ def test_a_model_too_large_for_its_file_costs_no_memory(here):
         message = outcome(checkpoint.load, folder)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert "model.safetensors: " in message and ("expected" in message or "missing" in message)
+        assert "model.safetensors: " in message and ("must have shape" in message or "missing" in message)
         assert peak < 50_000_000
 
 
@@ -171,7 +171,7 @@ def test_devices_and_pipes_are_not_read(here, name):
         file.unlink()
         put(file)
         message = outcome(checkpoint.load, folder)
-        assert name in message or "holds no checkpoint" in message
+        assert name in message or "has no checkpoint" in message
 
 
 def test_no_pickle():

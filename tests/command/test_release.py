@@ -132,7 +132,7 @@ def test_the_check_tells_damage(copy):
     (copy / "tokenizer.json").unlink()
     done = checked()
     assert done.returncode == 1 and "logits:" not in done.stdout and "tokenizer.json: is missing\n" in done.stderr
-    assert all(f"{name}: SHA-256 is" in done.stderr for name in names) and done.stderr.count("\n") == 4
+    assert all(f"{name}: SHA-256 must be" in done.stderr for name in names) and done.stderr.count("\n") == 4
 
 
 def test_the_check_compares_logits(copy, monkeypatch, capsys):
@@ -182,7 +182,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(made, nanoeuler, tmp_path, mon
         return told
 
     run = f"{made}/run --out new"
-    assert "report.json: not readable, expected the record" in refused(f"{run} --corpus .")
+    assert "report.json: must be a record" in refused(f"{run} --corpus .")
     with patch.dict(sys.modules, {"gguf": None}):
         assert "pip install gguf, or choose --to hf" in refused(run)
     with monkeypatch.context() as full:
@@ -195,7 +195,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(made, nanoeuler, tmp_path, mon
     (left / "x").write_text("half")
     assert nanoeuler(f"release {run} --to hf")[0] == 0 and not Path("new/nanoeuler/x").exists()
     before = sha256("new/SHA256SUMS")
-    assert "new: exists already, expected a new name" in refused(run) and sha256("new/SHA256SUMS") == before
+    assert "new: already exists: choose a new name" in refused(run) and sha256("new/SHA256SUMS") == before
     shutil.copytree(checkpoint.PRETRAINED / "konigsberg-small", package := tmp_path / "we|ird <b>")
     blank = release.release(package, tmp_path / "c", ["hf"])  # no run: no log, no curves
     assert "# we\\|ird \\<b>\n" in (card := (tmp_path / "c" / "README.md").read_text()) and "user types" in card

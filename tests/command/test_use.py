@@ -64,7 +64,7 @@ def test_encode_and_decode_give_the_bytes_back(here, nanoeuler):
     half = tokenizer.encode("ü")[:1]
     assert nanoeuler("tokenizer decode --tokenizer bpe.json", *half)[1] == "\udcc3"
     code, _, err = nanoeuler("tokenizer encode --tokenizer bpe.json", stdin=b"abc\xff")
-    assert code == 2 and err == "nanoeuler: standard input: byte 3 is not UTF-8, expected UTF-8 text\n"
+    assert code == 2 and err == "nanoeuler: standard input: must be UTF-8 text, but byte 3 is not UTF-8\n"
 
 
 def test_a_corpus_of_stories(nanoeuler):
@@ -76,7 +76,7 @@ def test_a_corpus_of_stories(nanoeuler):
     measured = lambda stories: shown.append(sys.stdout.flushed()) or real(list(stories))
     with patch.object(konigsberg, "floor", measured):
         code, said, err = nanoeuler(f"{command} --out again.txt", terminal=True)
-    told = re.fullmatch(r"again.txt: (\d+) bytes\nthe source itself needs (0\.\d{4}) bits per byte of it: .*\n", said)
+    told = re.fullmatch(r"again.txt: (\d+) bytes\nfloor: (0\.\d{4}) bits per byte under the source itself; .*\n", said)
     bits = real(text.split(konigsberg.SEPARATOR))
     assert code == 0 and told.groups() == (str(len(text.encode())), f"{bits:.4f}")
     assert shown == [f"again.txt: {told[1]} bytes\n"]
@@ -109,7 +109,7 @@ def test_a_prompt_comes_from_a_file_or_from_standard_input(nanoeuler):
     Path("long").write_text(run_text())
     code, _, said = nanoeuler("generate --prompt-file long --tokens 1")
     ids = 1 + len(checkpoint.load_pretrained()[1].encode(run_text()))
-    told = f"the first {ids - 128:,} tokens of the prompt are left out: the model reads 128 tokens at a time\n"
+    told = f"the first {ids - 128:,} tokens of the prompt are left out, because the model reads at most 128 tokens\n"
     assert (code, said) == (0, told)
 
 
@@ -178,7 +178,7 @@ def test_a_long_text_is_scored_behind_at_least_half_a_context():
             logits = model.logits(np.array([ids[at - seen : at]]))[0, -1].astype(np.float64)
             bits = (np.log(np.exp(logits).sum()) - logits[ids[at]]) / np.log(2)
             assert scored.bits[at - 1] == pytest.approx(bits, rel=1e-4)
-    with pytest.raises(NanoEulerError, match="the text has 1 tokens, expected at least 2"):
+    with pytest.raises(NanoEulerError, match="the text must have at least 2 tokens, got 1"):
         score.score(model, Tokenizer([], ()), "a")
 
 

@@ -49,7 +49,7 @@ def test_numbers_are_read_as_they_were_written():
     assert files.from_json("[1, 2.5, 1e300]") == [1, 2.5, 1e300]
     assert [type(x) for x in files.from_json("[1, 2.0]")] == [int, float]
     for text in ("1e999", "-1e999", "1" * 30 + "e999"):
-        with pytest.raises(ValueError, match=rf"^a number is {re.escape(text[:20])}, expected a finite one$"):
+        with pytest.raises(ValueError, match=rf"^a number must be finite, got {re.escape(text[:20])}$"):
             files.from_json(text)
 
 
@@ -148,7 +148,7 @@ def test_two_writers_of_a_file_are_kept_apart(tmp_path):
     with open(tmp_path / ".a.txt.partial", "ab") as other:
         files.hold(other, tmp_path / "a.txt")
         assert error_of(files.write_text, tmp_path / "a.txt", "x") == (
-            f"{tmp_path}/a.txt: another process is writing it, expected one at a time"
+            f"{tmp_path}/a.txt: another process is writing it: wait until it has finished"
         )
     files.write_text(tmp_path / "a.txt", "x")
     assert (tmp_path / "a.txt").read_text() == "x"

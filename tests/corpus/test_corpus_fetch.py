@@ -25,7 +25,7 @@ HASH = hashlib.sha256(BODY).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
-    """Answers the requests for a path with its script's entries in turn, the last one for ever; `seen` has them all."""
+    """Answers the requests for a path with its script's entries in turn, the last one forever; `seen` has them all."""
 
     daemon_threads = True
 

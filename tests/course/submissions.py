@@ -6,18 +6,15 @@ none there and gets the right answer with other numbers in its result. All are w
 """
 
 import ast
-import contextlib
 import inspect
-import io
 import re
 from pathlib import Path
 
 import nbformat
 from gap_runs import BOOK, changed, other, spoiled
-from nbformat import NotebookNode
 
-from tools.course.assignment import ROOT, check_with_points, notebook_of
-from tools.notebooks.bindings import Bindings, reads, statements
+from tools.course.assignment import ROOT, notebook_of
+from tools.notebooks.bindings import Bindings, reads
 from tools.notebooks.cells import python
 
 OTHER_NUMBERS = "other numbers in its result"
@@ -89,28 +86,6 @@ class Answers:
         """Statements that give `mine` the value of an expression, which stands in a cell: those below `at` alone."""
         needed = self.bindings.needed(reads(expression) - {"changed", "other", "spoiled"}, stands or at)
         return "\n".join([*(s.source for s in needed if s.cell > at), f"{mine} = {expression}"])
-
-    def score(self, gap: str, source: str) -> float:
-        """The points that the released check gives to an answer, in this process; others' answers are the book's."""
-        at, cell = next(
-            (i, c) for i, c in enumerate(self.cells) if c.metadata.get("nbgrader", {}).get("grade_id") == gap + "-check"
-        )
-        check = check_with_points(cell.source, cell.metadata.nbgrader.points)
-        check = "\n".join(s.source for s in statements(NotebookNode(source=check), at))
-        bound = {name for s in self.bindings.statements if s.cell < at for name in s.binds}
-        names = {"__name__": "chapter"}
-        wanted, made = set(reads(check)), set()
-        for s in statements(NotebookNode(source=source), at):
-            made |= s.binds if s.is_definition else set()
-            wanted |= s.reads - made
-            made |= s.binds
-        needed = self.bindings.needed(sorted(wanted & bound), at - 1)
-        *most, last = ast.parse(check).body
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.chdir(ROOT / "notebooks"):
-            for text in [*(s.source for s in needed), source]:
-                exec(compile(text, "chapter", "exec"), names)
-            exec(compile(ast.Module(most, []), "check", "exec"), names)
-        return eval(compile(ast.Expression(last.value), "points", "eval"), names)
 
 
 def _is_judged(node: ast.stmt) -> bool:

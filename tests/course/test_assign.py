@@ -123,7 +123,6 @@ def test_a_student_can_try_the_examples(right, tmp_path):
 
 
 HOSTILE = {
-    "print": "print('right: 4 of 4 points')\ndef weights(o):\n    print(4)\n    return None\n",
     "system exit": "raise SystemExit(0)\n",
     "no Python": "def weights(:\n",
     "an object": "import numpy as np\ndef weights(o):\n    return np.array([object()] * len(o))\n",
@@ -147,16 +146,13 @@ LEFT = {  # in the place of the results
     "other keys": "np.savez('results.npz', **{'0/x': np.zeros(3)})",
     "a pipe": "os.mkfifo('results.npz')",
     "a link": "np.savez('x.npz', x=1)\nos.symlink('x.npz', 'results.npz')",
-    "a folder": "os.mkdir('results.npz')",
-    "holes": "open('results.npz', 'w').truncate(2**27)",
     "a bomb": "np.savez_compressed('results.npz', **{f'{n}/0': np.zeros(2**20) for n in range(6)})",
     "a pickle": "np.savez('results.npz', **{'0/0': np.array([print], object)})",
-    "records": "np.savez('results.npz', **{f'{n}/0': np.zeros(2, 'i4,f4') for n in range(6)})",
     "forged": "np.savez('results.npz', error='right\\nweights: 4 of 4\\x1b[2J')",
 }
 HOSTILE |= {name: f"import os\nimport numpy as np\n{does}\nos._exit(0)\n" for name, does in LEFT.items()}
 SAID = {"other keys": "not every call", "forged": "right weights: 4 of 4", "memory": "MemoryError"}
-SAID |= {"=1+1": "ValueError: \ufffd]0;=1\ufffd", "the grader": "ImportError: tool", "no room": "it could not"}
+SAID |= {"=1+1": "ValueError: \ufffd]0;=1\ufffd", "the grader": "ImportError: tool", "no room": "this problem"}
 
 
 @pytest.mark.full
@@ -182,7 +178,7 @@ def test_a_hostile_submission_costs_its_own_points_alone(right, tmp_path, capsys
     monkeypatch.setattr(papers, "run", interrupted)
     assert main(mark) == 130
     assert len(list(csv.reader((tmp_path / "out" / "marks.csv").open()))) == 4, "a head and three students"
-    assert main(mark) == 0 and capsys.readouterr().out.count("marked before") == 3
+    assert main(mark) == 0 and capsys.readouterr().out.count("graded before") == 3
     rows = {r["student"].lstrip("'"): r for r in csv.DictReader((tmp_path / "out" / "marks.csv").open())}
     none = {"linked", "nowhere", "waits", "to a file of the marker"}
     assert rows.keys() == {*HOSTILE, STUDENT, *none}
@@ -190,7 +186,7 @@ def test_a_hostile_submission_costs_its_own_points_alone(right, tmp_path, capsys
     assert {papers.cell(text)[0] for text in ("=1", "+1", "-1", "@S", "\t=", "\r=")} == {"'"}
     for name in HOSTILE:
         wrong = rows[name]["weights: what was wrong"]
-        assert wrong and wrong.startswith(SAID.get(name, "its process ended" if name in LEFT else "")), name
+        assert wrong and wrong.startswith(SAID.get(name, "the process ended" if name in LEFT else "")), name
     assert [rows[name]["points"] for name in (*HOSTILE, STUDENT)] == [*"0" * len(HOSTILE), "10"]
     assert all(rows[name]["remark"].startswith("no file answers.py") for name in none)
     texts = "".join(path.read_text() for path in (tmp_path / "out").iterdir())
@@ -209,7 +205,7 @@ def test_an_endless_loop_ends(tmp_path, monkeypatch):
 
 @full
 @pytest.mark.slow
-@pytest.mark.parametrize("chapter", [c for c in papers.CHAPTERS if c not in ("03", "05", "25")])
+@pytest.mark.parametrize("chapter", [c for c in papers.CHAPTERS if c not in ("02", "05", "25")])
 def test_difference_quotients_instead_of_a_derivation_run_out_of_time(chapter, tmp_path):
     source = """
 import numpy as np
@@ -235,26 +231,13 @@ def backward(dy, *inputs):
 # ---- The command
 
 
-@pytest.mark.full
-def test_command_hands_out(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "names.txt").write_text("emmy\nada\n\n")
-    assert main(["assign", "05", "--seed", SEED, "--students", "names.txt", "--out", "papers"]) == 0
-    assert capsys.readouterr().out == "papers: 2 of chapter 05\n"
-    files = {file.name: file.read_bytes() for file in (tmp_path / "papers" / "ada").iterdir()}
-    assert sorted(files) == ["README.md", "answers.py", "examples.npz", "given.py", "try_answers.py"]
-    assert SEED.encode() not in b"".join(files.values())
-
-
 REFUSED = [
-    ("8 --seed s --student a", f"chapter is '8', expected one of {', '.join(papers.CHAPTERS)}"),
-    ("08 --seed s --student ../a", "student is '../a', expected letters, digits, spaces and . - _ @"),
-    ("08 --seed= --student a", "--seed is empty"),
+    ("8 --seed s --student a", f"CHAPTER must be one of {', '.join(papers.CHAPTERS)}, got '8'"),
+    ("08 --seed s --student ../a", "a student's name must begin with a letter or digit"),
+    ("08 --seed= --student a", "--seed must be a text that nobody can guess, got an empty one"),
     ("08 --seed s", "one of --student, --students and --grade must be given, got none"),
-    ("08 --seed s --student a --students b", "must be given, got --student and --students"),
-    ("08 --seed s --grade there", "there holds no submission"),
-    ("08 --seed s --students missing.txt", "missing.txt: no such file"),
-    ("08 --seed s --student a --out there", "there exists, expected a new folder"),
+    ("08 --seed s --grade there", "there: must have NAME/answers.py or NAME.py for each student, got no submission"),
+    ("08 --seed s --student a --out there", "there: exists already, expected a new folder"),
 ]
 
 
@@ -269,12 +252,21 @@ def test_command_refuses_in_one_line(words, said, tmp_path, capsys, monkeypatch)
 
 @pytest.mark.full
 def test_answers_are_marked_against_the_paper_of_the_roster_and_no_other(tmp_path, capsys, right, monkeypatch):
+    """And what is handed out does not hold the seed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "list.csv").write_text(
         "Student,ID,SIS Login ID,Section\n Points Possible,,,\n"
         + f'"{STUDENT}",7,login,S\n"Lovelace, Ada",12345,al,S\n"Müller, Käthe",8,k,S\n'
     )
-    mark = ["assign", "05", "--seed", SEED, "--students", "list.csv", "--grade", "in", "--due", "2999-12-31", "--out"]
+    hand_out = ["assign", "05", "--seed", SEED, "--students", "list.csv"]
+    assert (
+        main([*hand_out, "--out", "papers"]) == 0
+        and capsys.readouterr().out == "papers: 3 assignments for chapter 05\n"
+    )
+    files = {file.name: file.read_bytes() for file in (tmp_path / "papers" / "Ada Lovelace").iterdir()}
+    assert sorted(files) == ["README.md", "answers.py", "examples.npz", "given.py", "try_answers.py"]
+    assert SEED.encode() not in b"".join(files.values())
+    mark = [*hand_out, "--grade", "in", "--due", "2999-12-31", "--out"]
     (tmp_path / "in").mkdir()
     answers = tmp_path / "in" / f"{STUDENT.upper()} (1).py"
     answers.write_text(paper_answers.file(right["05"]))
@@ -290,7 +282,7 @@ def test_answers_are_marked_against_the_paper_of_the_roster_and_no_other(tmp_pat
 
     answers.rename(tmp_path / "in" / "dan.py")
     assert main([*mark, "other"]) == 2
-    assert "in holds dan.py (on no roster), expected" in capsys.readouterr().err
+    assert "in: each name must fit one student of the roster, got dan.py (not on the roster)" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
     assert main(["assign", "05", "--seed", SEED, "--grade", "in"]) == 0
-    assert "warning: names are taken from the folders as they are" in capsys.readouterr().err
+    assert "warning: without --students, names are taken from the folders" in capsys.readouterr().err

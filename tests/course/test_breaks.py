@@ -148,9 +148,7 @@ def test_seeds():
     """Any whole number has a bug; every bug has a seed; neighbours come from different areas."""
     number = len(BUGS)
     assert Counter(breaks.bug_of(seed).name for seed in range(number)) == Counter(NAMES)
-    assert (
-        breaks.bug_of(3) == breaks.bug_of(3 + number) == breaks.bug_of(3 - number) == breaks.bug_of(3 + number * 10**30)
-    )
+    assert breaks.bug_of(3) == breaks.bug_of(3 + number) == breaks.bug_of(3 - number * 10**30)
     same = [breaks.bug_of(seed).area == breaks.bug_of(seed + 1).area for seed in range(number)]
     assert sum(same) <= 2
 
@@ -229,29 +227,21 @@ from nanoeuler_book.drills import diagnose
 def test_a():
     assert not dict(diagnose.diagnose(["schedule"]))["schedule"]
 """
-THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()"
 NO_END = "does not end within 2 seconds"
 STUB = breaks.texts()["folder"]["test_found.py"]
 UNWRITTEN = "fails: NotImplementedError: write the test here"
 HANDED_IN = {  # the test; what it does with the broken copy, and with the sound package; what is said
     "right": (RIGHT, "fails: AssertionError", "passes", "Found."),
     "the stub": (STUB, UNWRITTEN, UNWRITTEN, "fails everywhere"),
-    "leaves a thread": (RIGHT + THREAD, "fails: AssertionError", "passes", "Found."),
     "passes everywhere": ("def test_a():\n    pass", "passes", "passes", "does not see this bug"),
     "fails everywhere": ("assert 1 > 2, 'no'", "fails: AssertionError: no", "fails: AssertionError: no", "everywhere"),
-    "syntax error": ("def test_a(:", "fails: SyntaxError", "fails: SyntaxError", "fails everywhere"),
     "wrong way round": (RIGHT.replace("== 0.5", "== 0"), "passes", "fails: AssertionError", "wrong way round"),
     "never ends": ("def test_a():\n    while True: pass", NO_END, NO_END, "in both"),
-    "waits for a child": (
-        "import subprocess\ndef test_a():\n    subprocess.run(['sleep', '99'])", NO_END, NO_END, "in both",
-    ),
     "ends the process": (
         "import os\ndef test_a():\n    os._exit(0)", "ends the process with code 0", "ends the process", "in both",
     ),
-    "leaves politely": ("raise SystemExit(0)", "fails: SystemExit: 0", "fails: SystemExit: 0", "fails everywhere"),
     "no function": ("assert True", "holds no function", "holds no function", "in both"),
     "asks the tool": (ASKS, "fails: AssertionError", "passes", "It asks the tool"),
-    "reads input": (RIGHT + "    input()", "fails: AssertionError", "fails: EOFError", "fails everywhere"),
 }  # fmt: skip
 
 
@@ -259,6 +249,9 @@ HANDED_IN = {  # the test; what it does with the broken copy, and with the sound
 @pytest.mark.parametrize("case", HANDED_IN)
 def test_hand_in(case, folder):
     text, broken, sound, verdict = HANDED_IN[case]
+    (folder / "test_found.py").unlink(missing_ok=True)
+    with pytest.raises(NanoEulerError, match="no such file, expected the test to hand in"):
+        breaks.hand_in(folder)
     (folder / "test_found.py").write_text(text, "utf-8")
     right, said = breaks.hand_in(folder, seconds=2 if broken == NO_END else 60)
     lines = said.splitlines()
@@ -307,21 +300,19 @@ def test_command_break(nanoeuler):
     assert (code, err) == (0, "") and "Found." in out
     Path("broken-5/test_found.py").write_text("def test_a(): pass", "utf-8")
     assert nanoeuler("break", "--hand-in", "broken-5")[0] == 1
-    code, out, _ = nanoeuler("break", "--seed", -1, "--out", "other")
-    assert code == 0 and "other/README.md" in out and Path("other/run.py").exists()
 
 
 @pytest.mark.full
 def test_command_inside_the_copy(folder):
     command = [sys.executable, "-m", "nanoeuler_lib.command.cli", "break", "--seed", "1"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("nanoeuler: this is a broken copy, expected")
+    assert done.returncode == 2 and done.stderr.startswith("nanoeuler: nanoeuler break must be run from")
 
 
 @pytest.mark.full
 def test_command_diagnose(nanoeuler, monkeypatch):
     code, out, _ = nanoeuler("diagnose", "--tool", "schedule", "sampling")
-    assert code == 0 and [line.split(":")[0] for line in out.splitlines()] == ["ok      schedule", "ok      sampling"]
+    assert code == 0 and out.count("ok      ") == 2
     code, out, _ = nanoeuler("diagnose", "--tool", "schedule", "--json")
     assert code == 0 and json.loads(out) == {"sound": True, "findings": {"schedule": []}}
     monkeypatch.setattr("nanoeuler_lib.model.optim.learning_rate", lambda step, config: config.rate)
@@ -332,21 +323,17 @@ def test_command_diagnose(nanoeuler, monkeypatch):
     assert code == 1 and "stopped with TypeError" in json.loads(out)["findings"]["schedule"][0]
 
 
-NONE, WAYS = "no broken copy of this version, expected a folder made by --seed", "expected --seed N"
+NONE, WAYS = "must be made by --seed with this version, got another folder", "give one of --seed N"
 REFUSED = {
     "break --seed 1 --out .": ".: exists already, expected a new folder",
     "break --seed 1 --out file/x": "file/x: cannot be written (Not a directory)",
     "break --hand-in none": f"none: {NONE}",
-    "break --reveal none": f"none: {NONE}",
     "break --reveal .": f".: {NONE}",
     "break": WAYS,
-    "break --reveal": WAYS,
     "break --seed 1 --hand-in x": WAYS,
-    "break --seed 1 --reveal x": WAYS,
-    "break --seed 1 --reveal --out x": WAYS,
     "break --hand-in x --out y": WAYS,
     "break --seed seven": "--seed must be an integer, got 'seven'",
-    "diagnose --tool schedule hammer": "no tool 'hammer', expected one of initialisation, forward,",
+    "diagnose --tool schedule hammer": "a tool must be one of initialisation, forward,",
 }
 
 
@@ -357,10 +344,3 @@ def test_refusals(command, nanoeuler):
     code, out, err = nanoeuler(*command.split())
     assert (code, out) == (2, "") and err.count("\n") == 1 and f": {REFUSED[command]}" in err
     assert sorted(Path.cwd().rglob("*")) == before
-
-
-@pytest.mark.full
-def test_missing_test_file(folder):
-    (folder / "test_found.py").unlink(missing_ok=True)
-    with pytest.raises(NanoEulerError, match="no such file, expected the test to hand in"):
-        breaks.hand_in(folder)

@@ -52,9 +52,9 @@ def test_a_roster_is_read_and_a_mark_of_windows_is_no_letter(platform, read):
     [
         ("a\nb\nA\n", "'a' twice"),
         (unicodedata.normalize("NFD", "Käthe") + "\nKäthe", "'Käthe' twice"),
-        ("a/b\n", "student is 'a/b'"),
-        ("-a\n", "a letter or digit first"),
-        ("name,mail,group\na,b,c\n", "has the columns name, mail, group"),
+        ("a/b\n", "got 'a/b'"),
+        ("-a\n", "must begin with a letter or digit"),
+        ("name,mail,group\na,b,c\n", "got the columns name, mail, group"),
     ],
 )
 def test_a_roster_that_cannot_be_one_is_refused(text, said, read):
@@ -125,9 +125,9 @@ def test_the_last_file_counts_and_what_belongs_to_nobody_is_refused(read, tmp_pa
     (folder / "obrientim_LATE_3_9_answers.py").touch()
     assert roster.handed_in(folder, "answers.py", found)["Tim O'Brien"].late_days(None) == 1
     (folder / "dan.py").touch()
-    with pytest.raises(NanoEulerError, match=r"holds dan\.py \(on no roster\)"):
+    with pytest.raises(NanoEulerError, match=r"got dan\.py \(not on the roster\)"):
         roster.handed_in(folder, "answers.py", found)
-    with pytest.raises(NanoEulerError, match="expected one as 2026-12-01T12:00"):
+    with pytest.raises(NanoEulerError, match="must be like 2026-12-01T12:00"):
         roster.due_date("tomorrow")
 
 

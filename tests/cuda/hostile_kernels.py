@@ -1,7 +1,7 @@
 """Kernels, launches and texts that try to end the Python process: `python hostile_kernels.py NAME ...` runs them here.
 
-For each case two lines of JSON go out: {"started": name}, then {"name", "outcome", "text"}: "result", "error" (a
-NanoEulerError) or "other" (another exception), and after each a sound kernel must still give the right numbers.
+For each case a line of JSON goes out, {"name", "outcome", "text"}: "result", "error" (a NanoEulerError) or "other"
+(another exception); after each a sound kernel must still give the right numbers, else the outcome is "wrong".
 
 corpus/hostile.cu holds the cases after lines `// body: name wanted seconds`, the inside of a kernel, or `// text: ..`,
 a whole text; wanted: error, or any for a result as well. Cases that a file cannot hold are made here.
@@ -91,7 +91,6 @@ def main(names: list[str]) -> None:
     sound = cuda.module(HEAD + SOUND, where="cpu")["sound"]
     a, b = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
     for name in names:
-        print("\n" + json.dumps({"started": name}), flush=True)
         found = run(CASES[name])
         b[:] = 0
         sound(4, 16, (a, b))

@@ -43,13 +43,23 @@ def bits_of(x, number):
     return bits | (0x8000 if x < 0 else 0)
 
 
-def numbers(number, seed, count=700):
+def numbers(number, seed, count):
     """Random bits of finite numbers: some of one size, so that sums cancel and tie, some very large and small."""
     rng = np.random.default_rng(seed)
     bits = rng.integers(0, 1 << 16, count).astype(np.uint16)
     near_one = {"__half": 0x3800, "__nv_bfloat16": 0x3F00}[number]
     bits[: count // 2] = near_one + rng.integers(0, 0x400, count // 2) + (rng.integers(0, 2, count // 2) << 15)
     return bits[np.isfinite(value(bits, number))]
+
+
+def drawn(number, seeds, count):
+    """As many such arrays, equally long."""
+    arrays = [numbers(number, seed, count) for seed in seeds]
+    return [array[: min(map(len, arrays))] for array in arrays]
+
+
+def exact(bits, number):
+    return [Fraction(v) for v in value(bits, number)]
 
 
 KERNEL = """extern "C" __global__ void NUMBER(const T* a, const T* b, const T* c, T* y, int n) {
@@ -95,13 +105,10 @@ OPERATIONS = {
 @pytest.mark.parametrize("number", TYPES)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operation(name, number):
-    exact, *forms = OPERATIONS[name]
-    a, b = numbers(number, 1), numbers(number, 2)
-    n = min(len(a), len(b))
-    a, b = a[:n], b[:n]
+    operation, *forms = OPERATIONS[name]
+    a, b = drawn(number, (1, 2), 700)
     b[b & 0x7FFF == 0] = 0x3C00
-    x, y = ([Fraction(v) for v in value(bits, number)] for bits in (a, b))
-    wanted = [exact(s, t) for s, t in zip(x, y)]
+    wanted = list(map(operation, exact(a, number), exact(b, number)))
     for checked in (True, False):
         for y in run(number, [f"y[i] = {form};" for form in forms], (a, b, b), checked):
             compare(number, y, wanted)
@@ -109,15 +116,11 @@ def test_operation(name, number):
 
 @pytest.mark.parametrize("number", TYPES)
 def test_fused(number):
-    a, b, c = (numbers(number, seed, 3000) for seed in (3, 4, 5))
-    n = min(map(len, (a, b, c)))
-    a, b, c = a[:n], b[:n], c[:n]
-    x, y, z = ([Fraction(v) for v in value(bits, number)] for bits in (a, b, c))
+    a, b, c = drawn(number, (3, 4, 5), 3000)
     # where the product lies in the middle between two numbers, a tiny sum decides
-    tie = np.random.default_rng(6).permutation(n)[: n // 2]
+    tie = np.random.default_rng(6).permutation(len(c))[: len(c) // 2]
     c[tie] = [1 + (k % 2 << 15) for k in tie]
-    z = [Fraction(v) for v in value(c, number)]
-    wanted = [s * t + u for s, t, u in zip(x, y, z)]
+    wanted = [s * t + u for s, t, u in zip(*(exact(bits, number) for bits in (a, b, c)))]
     for y in run(number, ["y[i] = __hfma(a[i], b[i], c[i]);", "y[i] = __hfma2(p, q, r).y;"], (a, b, c)):
         compare(number, y, wanted)
 
@@ -143,12 +146,11 @@ def test_from_wider_numbers():
     )
     y = np.zeros(3000, np.uint16)
     cuda.module(text, where="cpu")["k"](1, 32, (x, l, y))
-    single = [Fraction(v) for v in x.astype(np.float32).astype(float)]
-    exact = [Fraction(v) for v in x]
-    for k, (number, values) in enumerate([("__half", exact), ("__nv_bfloat16", exact),
-                                          ("__nv_bfloat16", [Fraction(int(v)) for v in l]), ("__half", single),
-                                          ("__nv_bfloat16", single)]):  # fmt: skip
-        compare(number, y[600 * k : 600 * (k + 1)], values)
+    single = x.astype(np.float32).astype(float)
+    half, brain = TYPES
+    kinds = (half, x), (brain, x), (brain, l.tolist()), (half, single), (brain, single)
+    for made, (number, values) in zip(np.split(y, 5), kinds, strict=True):
+        compare(number, made, map(Fraction, values))
 
 
 SPECIAL = {

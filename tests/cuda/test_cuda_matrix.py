@@ -17,7 +17,6 @@ xp = cuda.array_module()
 lanes = np.arange(32)
 
 FOLDER = Path(__file__).parent / "kernels"
-MATMUL, PRODUCT = ((FOLDER / f"{name}.cu").read_text("utf-8") for name in ("matmul", "hopper_product"))
 NUMBERS = "__half", "__nv_bfloat16"
 LAYOUTS = [(a, b) for a in ("row_major", "col_major") for b in ("row_major", "col_major")]
 
@@ -145,44 +144,3 @@ def test_wmma(kernels, number, layouts):
         bits = [xp.asarray(bits_of(f, number)) for f in stored]
         kernels[fragment_name(number, *layouts)](1, 32, (*bits, xp.asarray(c, np.float32), d))
         np.testing.assert_array_equal(host(d).T, 2 * (a @ b + c))
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# a matrix product: asynchronous copies one tile ahead, ldmatrix, mma
-
-
-def multiply(kernel, M, N, K):
-    """The product of random matrices, padded with zeros to multiples of the tile, and what it should be."""
-    rng = np.random.default_rng([M, N, K])
-    padded = [-(-size // 32) * 32 for size in (M, N, K)]
-    a, b = np.zeros((padded[0], padded[2]), np.uint16), np.zeros((padded[2], padded[1]), np.uint16)
-    a[:M, :K], b[:K, :N] = (bits_of(rng.standard_normal(s, np.float32), "__nv_bfloat16") for s in ((M, K), (K, N)))
-    c = xp.full((padded[0], padded[1]), np.nan, np.float32)
-    grid = (padded[1] // 32, padded[0] // 32)
-    kernel(grid, 128, (xp.asarray(a), xp.asarray(b), c, padded[1], padded[2]))
-    a64, b64 = (value_of(f, "__nv_bfloat16") for f in (a, b))
-    return host(c), a64, b64
-
-
-@pytest.mark.parametrize("shape", [(64, 64, 64), (32, 32, 32), (33, 70, 100), (1, 5, 129)], ids=str)
-@pytest.mark.parametrize("checked", ["gpu"] if ON_GPU else [True, False])
-def test_matmul(checked, shape):
-    c, a64, b64 = multiply(cuda.module(MATMUL, checked=checked is True)["matmul"], *shape)
-    bound = (a64.shape[1] + 1) * 2.0**-23 * (np.abs(a64) @ np.abs(b64))
-    assert (np.abs(c - a64 @ b64) <= bound).all()
-
-
-@pytest.mark.parametrize("K", [64, 192])
-@pytest.mark.parametrize("checked", ["gpu"] if ON_GPU else [True, False])
-def test_the_product_for_hopper(checked, K):
-    """On a GPU of 9.0 by TMA and wgmma, elsewhere by its twin."""
-    kernel, rng = cuda.module(PRODUCT, checked=checked is True)["product"], np.random.default_rng(2)
-    for draw in (lambda: rng.integers(-4, 5, (64, K)), lambda: rng.standard_normal((64, K))):
-        factors = [bits_of(draw(), "__nv_bfloat16") for _ in range(2)]
-        a, b = map(xp.asarray, factors)
-        c = xp.full((64, 64), np.nan, np.float32)
-        kernel(1, 128, (cuda.tensor_map(a, 64), cuda.tensor_map(b, 64), a, b, c, K))
-        a64, b64 = (value_of(f, "__nv_bfloat16") for f in factors)
-        exact = (a64 == np.round(a64)).all() and (b64 == np.round(b64)).all()  # then every sum is a float
-        bound = 0 if exact else K * 2.0**-23 * (np.abs(a64) @ np.abs(b64).T)
-        assert (np.abs(host(c) - a64 @ b64.T) <= bound).all()

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_cuda_matrix import bits_of, value_of
 
 from cudacheck import compiler
 from cudacheck.errors import CudaCheckError
@@ -37,10 +36,7 @@ def zeros(*shape, dtype=np.float32):
 # the language
 
 FEATURES = Path(__file__).parent / "kernels" / "features.cu"
-x1000, ints, half, brain = floats(1000), rng.integers(0, 64, 10000), floats(256), floats(256)
-half = half.astype(np.float16)
-BRAIN = "__nv_bfloat16"
-brain = bits_of(brain, BRAIN)
+x1000 = floats(1000)
 lanes = np.arange(32)
 
 
@@ -52,11 +48,9 @@ def down(by, width):
     return np.where(lanes % width + by < width, lanes + by, lanes)
 
 
-PAIRS = half.reshape(-1, 2) * np.array([2, 3], np.float16)
 POINTS, TILES = floats(32, 4), floats(5, 128)
 # kernel: grid, block, arguments, what the arguments are afterwards (by number), bytes of shared memory
 CASES = {
-    "grid_stride": ((3,), (100,), (x1000, zeros(1000), 1000), {1: 2 * x1000}),
     "three_axes": ((2, 3, 2), (4, 2, 3), (zeros(6, 6, 8, dtype=np.int32), 8, 6), {0: three_axes()}),
     "scan": (1, 64, (np.arange(64, dtype=np.int32),), {0: np.arange(64).reshape(2, 32).cumsum(1).ravel()}),
     "shuffles": (
@@ -68,19 +62,9 @@ CASES = {
         {0: 0x49249249 ^ np.where(lanes < 16, 0xAAAA, 0xCCCC0000) ^ (0x49249249).bit_count() ^ 512},
     ),
     "warp_reduce": (1, 32, (np.arange(32, dtype=np.int32),), {0: np.full(32, 496 * 1000 + 31)}),
-    "histogram": (
-        16, 128, (ints.astype(np.int32), zeros(64, dtype=np.int32), 10000), {1: np.bincount(ints, minlength=64)},
-    ),
     "atomics": (
         8, 64, (np.ones(512, np.float32), zeros(1), zeros(1, dtype=np.int32), zeros(1, dtype=np.int32)),
         {1: 512, 2: 511, 3: 7},
-    ),
-    "halves": (
-        1, 256, (half, zeros(256, dtype=np.float16), half, zeros(256, dtype=np.float16)),
-        {1: half + np.float16(1.5), 3: PAIRS.ravel()},
-    ),
-    "bfloat16s": (
-        1, 256, (brain, zeros(256, dtype=np.uint16)), {1: bits_of(1.0009765625 * value_of(brain, BRAIN), BRAIN)},
     ),
     "polynomial<float, 4>": (1, 32, (POINTS, zeros(32)), {1: POINTS @ np.float32([1, 2, 3, 4])}),
     "shared_kinds": (
@@ -137,9 +121,7 @@ def test_the_thread_that_a_finding_names_does_not_hang_on_how_many_basic_blocks_
 
     All threads are at fault, and the last to come to a barrier goes on first.
     """
-    kernel = cuda.module(
-        """
-extern "C" __global__ void beyond(float* x, int n) {
+    text = """extern "C" __global__ void beyond(float* x, int n) {
   __shared__ float s[64];
   s[threadIdx.x] = 0;
   for (int i = 0; i < n; i++) s[threadIdx.x] += i;
@@ -147,10 +129,8 @@ extern "C" __global__ void beyond(float* x, int n) {
   for (int i = 0; i < n; i++) s[threadIdx.x] += i;
   x[64 + threadIdx.x] = s[threadIdx.x];
 }
-""",
-        where="cpu",
-    )["beyond"]
-    named = []
+"""
+    kernel, named = cuda.module(text, where="cpu")["beyond"], []
     for n in range(2000, 6000, 200):
         with pytest.raises(cuda.KernelError, match="out of bounds") as caught:
             kernel(1, 64, (zeros(64), n))
@@ -184,33 +164,23 @@ def scale():
 
 
 X, Y = zeros(8), zeros(8)
-SHAPE, BYTES = "one to three whole numbers from 1 on", "0 to 232448 bytes, got"
+SHAPE, BYTES = "must be one to three integers of at least 1", "must be 0 to 232448 bytes, got"
 REFUSED = [
     (dict(args=(X, Y, 2.0)), "takes 4 arguments (x, y, by, n), got 3"),
-    (dict(args=X), "args is one tuple of the kernel's arguments, got numpy.ndarray"),
     (dict(args=(zeros(8, dtype=np.float64), Y, 2.0, 8)), 'array of float32, got float64: pass x.astype("float32")'),
-    (dict(args=(X.astype(">f4"), Y, 2.0, 8)), "float32"),
-    (dict(args=(X.astype(np.complex64), Y, 2.0, 8)), "got complex64"),
     (dict(args=([1.0], Y, 2.0, 8)), "numpy array, got list: pass numpy.asarray(..., numpy.float32)"),
-    (dict(args=(None, Y, 2.0, 8)), "got NoneType"),
-    (dict(args=(7, Y, 2.0, 8)), "got int"),
     (dict(args=(zeros(8, 2)[:, 0], Y, 2.0, 8)), "strided view: pass numpy.ascontiguousarray"),
     (dict(args=(X, np.broadcast_to(np.float32(0), 1), 2.0, 8)), "read-only"),
-    (dict(args=(X[:0], Y, 2.0, 8)), ""),
     (dict(args=(X, Y, 2.0, 8.0)), "`n` is an int, got float 8.0: pass int(8.0)"),
     (dict(args=(X, Y, 2.0, 1 << 31)), "holds -2147483648 to 2147483647, got 2147483648"),
-    (dict(args=(X, Y, 2.0, np.arange(2))), "`n` is an int"),
     (dict(args=(X, Y, np.float64(2), 8)), "`by` is a float, got numpy.float64 2.0: pass float(2.0)"),
-    (dict(args=(X, Y, "2", 8)), "`by` is a float"),
-    (dict(block=257), "__launch_bounds__ allows 256 threads a block, got 257"),
+    (dict(block=257), "at most 256 threads, as in __launch_bounds__, got 257"),
     (dict(block=(32, 33)), "at most 1024 threads"),
-    (dict(block=(1, 1, 65)), ""),
-    (dict(block=None), f"block is {SHAPE}, as 4 or (4, 2), got NoneType"),
-    (dict(block={"x": 1}), SHAPE),
-    (dict(block=((32,),)), SHAPE),
-    *((dict(grid=grid), f"grid is {SHAPE}") for grid in (0, -1, "1", None, (), (1,) * 4, (1.5,), float("nan"))),
-    (dict(grid=(1, 65536)), "at most 65535 blocks"),
-    (dict(grid=2**31), ""),
+    (dict(block=(1, 1, 65)), "64 along z"),
+    (dict(block=None), f"block {SHAPE}, such as 4 or (4, 2), got NoneType"),
+    *((dict(grid=grid), f"grid {SHAPE}") for grid in (0, "1", (1,) * 4, (1.5,))),
+    (dict(grid=(1, 65536)), "at most 65535 along y and z"),
+    (dict(grid=2**31), "below 2^31 blocks along x"),
     (dict(shared_mem=300_000), f"{BYTES} 300000"),
     (dict(shared_mem=-1), f"{BYTES} -1"),
 ]
@@ -224,9 +194,7 @@ def test_a_wrong_launch_is_refused_at_the_door(scale, change, message):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "launch", [(), (zeros(8), zeros(8), 2.0, 8), (1, 8, zeros(8), zeros(8), 2.0, 8), ((zeros(8),),)]
-)
+@pytest.mark.parametrize("launch", [(), (1, 8, zeros(8)), (1, 8, zeros(8), zeros(8), 2.0, 8), ((zeros(8),),)])
 def test_a_launch_without_its_grid_or_its_tuple_says_what_a_launch_is(scale, launch):
     words = r"scale\(grid, block, args\): args is one tuple of the kernel's arguments, got "
     with pytest.raises(NanoEulerError, match=words):
@@ -250,11 +218,10 @@ def test_empty_arrays_one_in_place_and_overlapping_ones(checked):
     x = floats(100)
     before = x.copy()
     kernel(1, 32, (zeros(0), zeros(0), 1.0, 0))
+    kernel(1, 64, (x[:50], x[50:], 2.0, 50))
+    assert (x == np.concatenate([before[:50], 2 * before[:50]])).all()
     kernel(1, 128, (x, x, 2.0, 100))
-    assert (x == 2 * before).all()
-    whole = before.copy()
-    kernel(1, 64, (whole[:50], whole[50:], 2.0, 50))
-    assert (whole == np.concatenate([before[:50], 2 * before[:50]])).all()
+    assert (x == np.concatenate([2 * before[:50], 4 * before[:50]])).all()
 
 
 @pytest.mark.full
@@ -331,26 +298,14 @@ def test_the_gpu_side_checks_and_converts_alike(monkeypatch):
     assert "-DTILE=16" in made["options"] and "-std=c++17" in made["options"]
     x, y = floats(8), zeros(8)
     module["scale"].bind(1, 8, (x, y, 2, 8), 60_000)()
-    grid, block, args, shared_mem = kernel.launch
-    assert (grid, block, shared_mem) == ((1, 1, 1), (8, 1, 1), 60_000)
-    assert args[0] is x and args[1] is y
-    assert [type(a) for a in args[2:]] == [np.float32, np.int32]  # a bare 2 would be passed as an int
-    assert kernel.max_dynamic_shared_size_bytes == 60_000
+    assert kernel.launch == ((1, 1, 1), (8, 1, 1), (x, y, 2, 8), 60_000)
+    assert [type(a) for a in kernel.launch[2][2:]] == [np.float32, np.int32]  # a bare 2 would be passed as an int
     module["scale"].bind(1, 8, (x, y, 2, 8), 50_000)
     assert kernel.max_dynamic_shared_size_bytes == 60_000, "the launch bound before needs it still"
-    with pytest.raises(NanoEulerError, match="take 1024 bytes and shared_mem 65000 more: a block has 65536 on"):
+    with pytest.raises(NanoEulerError, match=r"at most 65536 bytes per block on this GPU, got 1024 of .* and 65000"):
         module["scale"].bind(1, 8, (x, y, 2, 8), 65_000, shared_limit=64 * 1024)
-    with pytest.raises(NanoEulerError, match=r"`n` is an int, got float 8.0"):
-        module["scale"](1, 8, (x, y, 2.0, 8.0))
     assert {r.array for r in module["scale"].profile(1, 8, (x, y, 2.0, 8)).rows} == {"x", "y"}
     assert (y == 2 * x).all()
-
-    def refuse(**_):
-        raise RuntimeError('/home/me/.cupy/0a1b.cubin.cu(3): error: identifier "bye" is undefined\n  bye\n  ^\n')
-
-    cupy.RawModule = refuse
-    with pytest.raises(cuda.KernelError, match="line 3: 'bye' is not declared; did you mean 'by'"):
-        cuda.module(SCALE.replace("by * x", "bye * x"), where="gpu")
     cupy.RawModule = lambda **_: (_ for _ in ()).throw(RuntimeError("nvrtc: out of memory"))
     with pytest.raises(NanoEulerError, match=r"does not compile with NVRTC:\nnvrtc: out of memory"):
         cuda.module(SCALE, where="gpu")
@@ -360,41 +315,23 @@ def test_the_gpu_side_checks_and_converts_alike(monkeypatch):
 def test_the_checked_twin_of_a_kernel():
     text = "template <int N> __global__ void power(float* x) { x[threadIdx.x] = N * BY; }"
     fast = cuda.module(text, where="cpu", checked=False, defines={"BY": 3}, instantiate=("power<4>",))["power<4>"]
-    x = zeros(8)
-    twin = fast.on_cpu()
-    twin(1, 8, (x,))
-    assert (x == 12).all() and twin.module.checked and twin.on_cpu() is twin
+    x, twin = zeros(8), fast.on_cpu("N * BY", "N + BY")
     with pytest.raises(cuda.KernelError, match=r"out of bounds: write: x\[8\]"):
         twin(1, 9, (x,))
-    twin.on_cpu("N * BY", "N + BY")(1, 8, (x,))
-    assert (x == 7).all()
-    with pytest.raises(NanoEulerError, match=r"kernel\.cu does not hold 'N - BY'"):
+    assert (x == 7).all() and twin.on_cpu() is twin
+    with pytest.raises(NanoEulerError, match=r"kernel\.cu must contain 'N - BY'"):
         fast.on_cpu("N - BY", "N + BY")
-    file = cuda.module(cuda.KERNELS / "vector_add.cu", where="cpu", checked=False)["vector_add"]
-    with pytest.raises(cuda.KernelError) as caught:
-        file.on_cpu("if (i < n)", "")(1, 9, (x, x, x, 8))
-    assert caught.value.finding.file == "vector_add.cu"
 
 
 @pytest.mark.full
 def test_a_variable_without_a_value_holds_one_that_is_seen():
-    text = """extern "C" __global__ void k(float* y, int* i, int n) {
-  float sum;
-  int count;
-  for (int k = 0; k < n; k++) sum += 1, count += 1;
-  *y = sum;
-  *i = count;
-}
-"""
-    try:
-        y, i = zeros(1), zeros(1, dtype=np.int32)
-        cuda.module(text, where="cpu")["k"](1, 1, (y, i, 5))
-    except cuda.KernelError as error:
-        assert "'sum' is used before it has a value" in str(error)  # what Clang says
-        return
-    if compiler._version(compiler.find_compiler())[1] < 12:
-        pytest.skip("this g++ fills nothing")
-    assert not abs(y[0]) < 1e30 and i[0] < -(1 << 20)
+    loop = "float sum; for (int k = 0; k < n; k++) sum += 1; *y = sum;"
+    is_clang, version = compiler._version(compiler.find_compiler())
+    if is_clang or version < 12:
+        pytest.skip("Clang tells of it, and this g++ fills nothing")
+    y = zeros(1)
+    cuda.module('extern "C" __global__ void k(float* y, int n) { ' + loop + " }", where="cpu")["k"](1, 1, (y, 5))
+    assert not abs(y[0]) < 1e30
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -427,13 +364,6 @@ def test_processes_share_the_cache(tmp_path):
     again = process(tmp_path)
     assert again.wait() == 0
     assert stamps == [file.stat().st_mtime_ns for file in sorted((tmp_path / "nanoeuler").iterdir())]
-
-
-@pytest.mark.full
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
-    (tmp_path / "nanoeuler").write_text("a file where the folder should be")
-    running = process(tmp_path)
-    assert running.wait() == 0
 
 
 @pytest.mark.full
@@ -479,7 +409,7 @@ def test_a_kernel_whose_library_was_pruned_is_made_again_and_use_keeps_it(tmp_pa
     "environment, message",
     [
         ({"PATH": ""}, "install g++ or clang, or `pip install ziglang`"),
-        ({"NANOEULER_CXX": "no-such-compiler"}, "NANOEULER_CXX is 'no-such-compiler', but there is no such command"),
+        ({"NANOEULER_CXX": "no-such-compiler"}, "NANOEULER_CXX must be a command that exists, got 'no-such-compiler'"),
         ({"NANOEULER_CXX": "false"}, "with false"),
     ],
 )
@@ -499,62 +429,41 @@ def test_a_compiler_that_is_none(monkeypatch, environment, message):
 def test_device_is_chosen_by_the_environment(monkeypatch):
     monkeypatch.setenv("NANOEULER_DEVICE", "tpu")
     cuda.device.cache_clear()
-    with pytest.raises(NanoEulerError, match="expected gpu or cpu"):
+    with pytest.raises(NanoEulerError, match=r"must be gpu or cpu, got .tpu."):
         cuda.device()
     monkeypatch.setenv("NANOEULER_DEVICE", "cpu")
     assert cuda.device() == "cpu" and cuda.array_module() is np
     cuda.device.cache_clear()
+    monkeypatch.setenv("NANOEULER_ARCH", "hopper")
+    cuda.hopper.cache_clear()
+    with pytest.raises(NanoEulerError, match="NANOEULER_ARCH must be 80 or 90, got 'hopper'"):
+        cuda.hopper()
+
+
+ON_CPU = pytest.mark.skipif(cuda.device() == "gpu", reason="counts calls of the CPU's clock")
+
+
+@ON_CPU
+def test_the_median_leaves_out_the_first_launch_and_a_slow_one():
+    waits = iter([0.5, 0.002, 0.3, 0.002])  # the first one compiles, the third is disturbed
+    assert 0.002 <= cuda.median_seconds(lambda: time.sleep(next(waits)), launches=3) < 0.1
+    assert next(waits, None) is None  # one launch that is not counted, and three
+
+
+@ON_CPU
+def test_a_copy_moves_as_many_bytes_as_it_says(monkeypatch):
+    moved = []
+
+    def copyto(target, source):
+        moved.append((target.nbytes, source.nbytes, target is not source))
+
+    monkeypatch.setattr(np, "copyto", copyto)
+    cuda.copy_seconds(1 << 20, launches=2)
+    assert moved == [(1 << 19, 1 << 19, True)] * 3
 
 
 # ----------------------------------------------------------------------------------------------------------------
 # the profiler
-
-
-def profiled(file, kernel, grid, block, args):
-    return cuda.module(cuda.KERNELS / f"{file}.cu", where="cpu")[kernel].profile(grid, block, args)
-
-
-@pytest.mark.full
-def test_profile_of_both_transposes():
-    x, y = floats(64, 64), zeros(64, 64)
-    plain = profiled("transpose", "transpose_plain", (2, 8), (32, 8), (x, y, 64, 64))
-    assert {(r.array, r.operation): (r.requests, r.cost, r.ideal) for r in plain.rows} == {
-        ("x", "read"): (8, 4, 4),
-        ("y", "write"): (8, 32, 4),  # every lane a sector of its own
-    }
-    assert (y == x.T).all()
-    tiled = profiled("transpose", "transpose_tiled", (2, 2), (32, 8), (x, y, 64, 64))
-    assert {(r.array, r.operation, r.requests, r.cost, r.ideal) for r in tiled.rows} == {
-        ("x", "read", 32, 4, 4),
-        ("tile", "write", 32, 1, 1),
-        ("tile", "read", 32, 1, 1),
-        ("y", "write", 32, 4, 4),
-    }
-    assert all(r.array in r.code and r.bytes == 32 * 32 * 4 for r in tiled.rows)
-
-
-BANKS = """
-extern "C" __global__ void banks(float* y, float4* z, int stride) {
-  __shared__ float s[1024];
-  __shared__ float4 v[128];
-  s[threadIdx.x * stride] = threadIdx.x;  // stride
-  v[threadIdx.x] = make_float4(1, 2, 3, 4);  // vector
-  __syncthreads();
-  y[threadIdx.x] = s[0] + v[threadIdx.x].x;
-  z[threadIdx.x] = v[threadIdx.x];
-}
-"""
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("stride, turns", [(1, 1), (2, 2), (3, 1), (4, 4), (5, 1), (8, 8), (16, 16), (32, 32)])
-def test_bank_conflicts(stride, turns):
-    kernel = cuda.module(BANKS, where="cpu")["banks"]
-    profile = kernel.profile(1, 32, (zeros(32), zeros(128), stride))
-    rows = {(r.array, r.operation, r.code[-6:]): r for r in profile.rows}
-    assert rows["s", "write", "stride"].cost == turns
-    assert rows["s", "read", "ad.x].x;"[-6:]].cost == 1  # one word for all lanes
-    assert rows["z", "write", "Idx.x];"[-6:]].cost == 16 == rows["z", "write", "Idx.x];"[-6:]].ideal
 
 
 @pytest.mark.full
@@ -562,14 +471,15 @@ def test_profile_plots(tmp_path):
     import matplotlib
 
     matplotlib.use("Agg")
-    profile = profiled("transpose", "transpose_plain", 1, (32, 8), (floats(8, 32), zeros(32, 8), 8, 32))
+    kernel = cuda.module(cuda.KERNELS / "transpose.cu", where="cpu")["transpose_plain"]
+    profile = kernel.profile(1, (32, 8), (floats(8, 32), zeros(32, 8), 8, 32))
     line = profile.rows[0].line
     assert len(profile.plot().patches) == len(profile.rows) == 2
     assert profile.plot_request(line, "y").images[0].get_array().shape == (32, 32)  # 32 sectors of 32 bytes
     assert profile.plot_request(line, "x").images[0].get_array().shape == (4, 32)
     ax = profile.plot_request(line, "y", colorbar=False)
     assert ax.images[0].get_array().mask[0].tolist() == 4 * [False] + 28 * [True]  # one number of the sector
-    with pytest.raises(CudaCheckError, match="makes 8 requests to x, asked for number 8"):
+    with pytest.raises(CudaCheckError, match="number must be below 8, got 8: line"):
         profile.plot_request(line, "x", 8)
     assert f"{line:4}  global  write   y" in str(profile)
 
@@ -589,12 +499,9 @@ def test_cell_magic(capsys):
     shell.push(dict(x=floats(8), y=zeros(8)))
     assert shell.run_cell("scale(1, 8, (x, y, 2.0, 8))").success
     np.testing.assert_allclose(shell.user_ns["y"], 6 * shell.user_ns["x"], rtol=1e-6)
-    loop = "for (int i = 1; i < N; i++) x[i] = x[i - 1] * x[0];"
-    template = "template <int N> __global__ void power(float* x) {" + loop + "}"
+    template = "template <int N> __global__ void power(float* x) { x[0] = N; }"
     shell.run_cell_magic("cuda", "--cpu --fast -i 'power<4>'", template)
     assert not shell.user_ns["power_4"].module.checked and shell.user_ns["scale"].module.checked
-    shell.run_cell("z = x[:4].copy(); power_4(1, 1, (z,))")
-    np.testing.assert_allclose(shell.user_ns["z"], shell.user_ns["x"][0] ** np.arange(1, 5), rtol=1e-5)
     capsys.readouterr()
     assert not shell.run_cell("%%cuda --cpu\n" + SCALE.replace("x[i];", "x[i]")).success
     shown = capsys.readouterr()
@@ -609,6 +516,6 @@ def test_cell_magic(capsys):
     assert capsys.readouterr().out == "scale takes 4 arguments (x, y, by, n), got 3\n"
     with pytest.raises(NanoEulerError, match="it takes --fast"):
         shell.run_cell_magic("cuda", "--quick", SCALE)
-    with pytest.raises(NanoEulerError, match="`sum` is a name of Python's own: call the kernel sum_kernel, say"):
+    with pytest.raises(NanoEulerError, match="`sum` is a Python name: call the kernel sum_kernel, for example"):
         shell.run_cell_magic("cuda", "--cpu", SCALE.replace("scale(", "sum("))
     assert "sum" not in shell.user_ns

@@ -5,11 +5,13 @@ import re
 
 import numpy as np
 import pytest
+from test_learner import check, complaint
 from test_nvrtc import cubin, nvrtc
 
 from cudacheck import compiler
 from cudacheck.errors import CudaCheckError
 from cudacheck.source import prepare, signatures
+from cudacheck.source.variables import announce_variables
 from nanoeuler_lib import cuda
 from nanoeuler_lib.errors import NanoEulerError
 
@@ -37,9 +39,6 @@ def nvrtc_takes(text, architecture="sm_90", templates=()):
 
 RIGHT = {
     "the guard on one line": (kernel("int i = threadIdx.x;\n  if (i >= n) return; x[i] = 1;"), ["k"]),
-    "a call in the bounds": (
-        'constexpr __device__ int sq(int n) { return n * n; }\n'
-        'extern "C" __global__ void __launch_bounds__(sq(8)) k(float* x) { x[0] = 1; }', ["k"]),
     "a macro with arguments in the bounds": (
         "#define MAX(a, b) ((a) > (b) ? (a) : (b))\n"
         'extern "C" __global__ void __launch_bounds__(MAX(64, 32), 2) k(float* x) { x[0] = 1; }', ["k"]),
@@ -47,13 +46,7 @@ RIGHT = {
     "a template with commas, shared": (
         kernel("__shared__ Pair<float, int> s[32], t;\n  s[threadIdx.x].a = n; t.b = 1;\n  x[threadIdx.x] = s[threadIdx.x].a;",
                "template <class A, class B> struct Pair { A a; B b; };\n"), ["k"]),
-    "a template of a comparison": (
-        kernel("__shared__ Box<(4 > 3), 8> s;\n  s.a[threadIdx.x % 8] = n;",
-               "template <bool B, int N> struct Box { float a[N]; };\n"), ["k"]),
-    "a nested index": (kernel("constexpr int sizes[2] = {32, 4};\n  __shared__ float s[sizes[0]][sizes[1] < 5 ? 2 : 3];\n"
-                              "  s[threadIdx.x][0] = n;"), ["k"]),
     "extern volatile": (kernel("extern volatile __shared__ float s[];\n  s[threadIdx.x] = n;"), ["k"]),
-    "extern with a length": (kernel("extern __shared__ float s[32];\n  s[threadIdx.x] = n;"), ["k"]),
     "extern of rows": (kernel("extern __shared__ float s[][33];\n  s[threadIdx.x][1] = n;"), ["k"]),
     "typedef": (HALF + "typedef __nv_bfloat16 bf16;\ntypedef const float* in;\ntypedef unsigned int u32;\n"
                 'extern "C" __global__ void k(const bf16* a, in b, u32 n, float* x) { x[0] = b[0] + n; }', ["k"]),
@@ -76,8 +69,6 @@ RIGHT = {
     "names like those that are refused": (
         kernel("int new_value = 1, exit = 2, free = 3, news = 4;\n  s.free(n); x[0] = new_value + exit + free + news;",
                "struct S { __device__ void free(int n) {} };\n__device__ S s;\n"), ["k"]),
-    "defaulted and deleted": (
-        kernel("A a; x[0] = a.b;", "struct A { float b = 3; A() = default; A(const A&) = delete; };\n"), ["k"]),
     "a function of a macro": (
         kernel("x[0] = f(1) + g(2);", "#define DEVICE __device__ inline\n#define MAKE(NAME) DEVICE float NAME(float a) { return a; }\n"
                "DEVICE float f(float a) { return a; }\nMAKE(g)\n"), ["k"]),
@@ -86,7 +77,6 @@ RIGHT = {
                "constexpr int a[2] = {1, 2};\nstatic const int b = 3;\nenum Colour { RED, GREEN };\n"
                "__device__ int c[2] = {1, 2};\n"), ["k"]),
     "a lambda in the kernel": (kernel("auto f = [](float a) { return 2 * a; };\n  x[0] = f(n);"), ["k"]),
-    "a variable called std": (kernel("float std = sqrtf(n);\n  x[0] = std;"), ["k"]),
     "own names of the C library": (
         kernel("int32_t i = n; uint8_t b = 1; x[0] = i + b - INFINITY;",
                "typedef int int32_t;\ntypedef unsigned char uint8_t;\n#define INFINITY __int_as_float(0x7f800000)\n"), ["k"]),
@@ -128,31 +118,19 @@ def test_bounds_are_sums_and_products_of_constants():
 
 BOTH, CPU = ("cpu", "gpu"), ("cpu",)
 REFUSED = {
-    "malloc": (kernel("float* p = (float*)malloc(16); x[0] = p[0];"), 2, "'malloc' is not there for a kernel: a kernel has no heap", BOTH),
-    "free": (kernel("free(x);"), 2, "declare a local array of a constant size, or pass an array from Python", BOTH),
-    "new": (kernel("float* p = new float[4]; x[0] = p[0];"), 2, "'new' is not there for a kernel", BOTH),
-    "delete": (kernel("delete[] x;"), 2, "'delete' is not there for a kernel", BOTH),
+    "malloc": (kernel("float* p = (float*)malloc(16); x[0] = p[0];"), 2, "'malloc' is not available in a kernel: a kernel cannot allocate memory", BOTH),
+    "new": (kernel("float* p = new float[4]; x[0] = p[0];"), 2, "'new' is not available in a kernel", BOTH),
     "exit": (kernel("if (n) exit(3);"), 2, "a kernel cannot end the process", BOTH),
-    "abort": (kernel("abort();"), 2, "assert(condition) stops the launch", BOTH),
-    "__activemask": (kernel("x[0] = __popc(__activemask());"), 2,
-                     "use the mask that your branch knows, e.g. __ballot_sync(0xffffffff, condition)", BOTH),
+    "__activemask": (kernel("x[0] = __popc(__activemask());"), 2, "use the mask that your branch knows", BOTH),
     "a function of the host": (kernel("x[0] = helper(n);", "float helper(float a) { return a; }\n"), 1,
                                "`helper` is a function of the host, and a kernel cannot call it", BOTH),
-    "a constexpr function": (kernel("x[0] = twice(n);", "constexpr int twice(int a) { return 2 * a; }\n"), 1,
-                             "write __device__ before it", BOTH),
-    "a template of the host": (kernel("x[0] = f(n);", "template <class T>\nT f(T a) { return a; }\n"), 2, "`f` is a", BOTH),
     "a method": (kernel("A a; x[0] = a.f(n);", "struct A {\n  float f(float a) { return a; }\n};\n"), 2, "`f` is a", BOTH),
-    "a constructor": (kernel("A a(1); x[0] = a.b;", "struct A {\n  float b;\n  A(float a) : b(a) {}\n};\n"), 3, "`A` is a", BOTH),
     "an operator": (kernel("x[0] = (make_float2(1, 2) + make_float2(3, 4)).x;",
                            "float2 operator+(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }\n"), 1,
                     "`operator+` is a", BOTH),
     "a lambda outside": (kernel("x[0] = f(n);", "constexpr auto f = [](float a) { return a; };\n"), 1,
                          "write it inside the kernel", BOTH),
-    "a variable that a thread keeps": (kernel("static thread_local int t = 0; x[0] = t;"), 2, "'thread_local' is not there", BOTH),
-    "an unknown type": ('extern "C" __global__ void k(float* x, mystery n) {}', 1, "`n` is a mystery (a kernel takes", BOTH),
     "an array as long as the launch says": (kernel("float t[n];\n  t[0] = 1; x[0] = t[0];"), 2, "", BOTH),
-    "a template's number": (kernel("x[0] = f<n>();", "template <int N> __device__ int f() { return N; }\n"), 3,
-                          "", BOTH),
     "an array of pointers": ('extern "C" __global__ void k(float** x) { x[0][0] = 1; }', 1,
                              "`x` is a float**, an array of pointers", BOTH),
     "a reference": ('extern "C" __global__ void k(float* x, const int& n) { x[0] = n; }', 1, "write int n for a number", BOTH),
@@ -161,34 +139,22 @@ REFUSED = {
     "an array of structs": ('struct P { int n; };\nextern "C" __global__ void k(P* p) {}', 2, "pass one array for each member", BOTH),
     "a struct with a pointer": ('struct P { int n; float* x; };\nextern "C" __global__ void k(P p) {}', 2,
                                 "here it has a pointer: pass an array as a parameter of its own", BOTH),
-    "shared behind a macro": (kernel("SH float s[3];\n  s[0] = 1;", "#define SH __shared__\n"), 1,
-                              "write __shared__ where an array is declared", BOTH),
     "shared outside of a kernel": ("__shared__ float s[3];\n" + kernel("x[0] = s[0];"), 1, "declare __shared__", BOTH),
-    "shared with a value": (kernel("__shared__ float s = 0;\n  x[0] = s;"), 2, "__shared__ memory has no value at first", BOTH),
-    "extern shared that is no array": (kernel("extern __shared__ float s;\n  s = 1;"), 2, "memory is an array", BOTH),
-    "inline PTX": (kernel('asm volatile("bar.sync 0;");'), 2, "'asm' is not there on the CPU: inline PTX is for the GPU", CPU),
+    "shared with a value": (kernel("__shared__ float s = 0;\n  x[0] = s;"), 2, "__shared__ memory cannot have an initial value", BOTH),
+    "a shuffle of two numbers": (kernel("x[0] = __shfl_sync(0xffffffff, make_float2(1, 2), 0).x;"), 2,
+                                 "a shuffle moves one number", BOTH),
+    "inline PTX": (kernel('asm volatile("bar.sync 0;");'), 2, "'asm' is not available on the CPU: inline PTX is for the GPU", CPU),
     "clusters": ('extern "C" __global__ void __cluster_dims__(2, 1, 1) k(float* x) {}', 1, "clusters of blocks", CPU),
     "cooperative groups": ("#include <cooperative_groups.h>\n" + kernel(""), 1,
                            "cannot include <cooperative_groups.h>", CPU),
-    "their names": (kernel("auto g = cooperative_groups::this_thread_block();"), 2, "'cooperative_groups' is for the GPU alone", CPU),
-    "cuda_fp8.h": ("#include <cuda_fp8.h>\n" + kernel(""), 1, "there are adamw.cuh, ", CPU),
-    "a header of C++": ("#include <cmath>\n" + kernel(""), 1, "a kernel on the CPU cannot include <cmath>", BOTH),
+    "a header of C++": ("#include <cmath>\n" + kernel(""), 1, "available: adamw.cuh, ", BOTH),
     "bfloat16 without its header": (kernel("__nv_bfloat16 h = x[0];"), 2, "write #include <cuda_bf16.h> at the top", BOTH),
-    "half without its header": (kernel("half2 h;"), 2, "write #include <cuda_fp16.h> at the top", BOTH),
-    "a constant without its header": (kernel("x[0] = CUDART_INF_F;"), 2, "#include <math_constants.h>", BOTH),
     "half plus float": (kernel("__half h = x[0]; x[1] = h + 1.0f;", HALF), 4, "operator", BOTH),
     "wgmma": ("#include <hopper.cuh>\n" + kernel("float d[32] = {}; wgmma<64, __nv_bfloat16>(d, 1, 2);"), 3,
-              "behind #else write ldmatrix and mma<T>", CPU),
-    "TMA": ("#include <hopper.cuh>\n" + kernel("copy_tile(x, 0, 1, 2, 0);"), 3, "copy_tile is for the GPU (9.0)", CPU),
+              "after #else write ldmatrix and mma<T>", CPU),
     "a function of CUDA's that is missing": (kernel("x[0] = __fadd_rz(x[0], 1.0f);"), 2,
-                                             "'__fadd_rz' is for the GPU alone: put it under #ifdef", CPU),
+                                             "'__fadd_rz' exists only on the GPU: put it under #ifdef", CPU),
 }  # fmt: skip
-
-
-def told(text, where="cpu", checked=True):
-    with pytest.raises(NanoEulerError) as caught:
-        cuda.module(text, where=where, checked=checked)
-    return str(caught.value)
 
 
 @pytest.mark.full
@@ -196,11 +162,7 @@ def told(text, where="cpu", checked=True):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(name, checked):
     text, line, words, _ = REFUSED[name]
-    message = told(text, checked=checked)
-    assert words in message and f"line {line}:" in message.split("\n")[0], message
-    assert text.split("\n")[line - 1].strip() in message, message
-    assert len(message) < 500 and max(map(len, message.split("\n"))) < 230, message
-    assert not re.search(r"nanoeuler_|runtime::|error:|note:|NE_", message), message
+    check(complaint(text, checked=checked), text, line, words)
 
 
 @pytest.mark.full
@@ -224,15 +186,12 @@ def test_the_other_side_agrees(name):
 
 
 DOOR = [
-    ({"defines": {"A B": 1}}, {}, "a macro's name is letters, digits and _, as TILE, got 'A B'"),
-    ({"defines": {"": 1}}, {}, "got ''"), ({"defines": {3: 1}}, {}, "got 3"), ({"defines": ["A"]}, {}, "{'TILE': 32}, got list"),
-    ({"defines": {"A": "1\n#error"}}, {}, "A is a number, or a str of one line, got str"),
-    ({"defines": {"A": None}}, {}, "got NoneType"), ({"defines": {"k": 3}}, {}, "k is the name of a kernel"),
-    ({"instantiate": (3,)}, {}, "as ('k<4>',), got (3,)"), ({"instantiate": "k<4>"}, {}, "got 'k<4>'"),
-    ({}, {"seconds": "1"}, "seconds is a number greater than 0, got str '1'"), ({}, {"seconds": 0}, "got int 0"),
-    ({}, {"seconds": -1}, "got int -1"), ({}, {"seconds": float("nan")}, "got float nan"), ({}, {"seconds": True}, "got bool True"),
-    ({}, {"shared_mem": "1"}, "shared_mem is a whole number of bytes, got str '1'"), ({}, {"shared_mem": None}, "got NoneType"),
-    ({}, {"shared_limit": 1.5}, "shared_limit is a whole number of bytes, got float 1.5"),
+    ({"defines": {"A B": 1}}, {}, "a macro's name must be letters, digits and _, such as TILE, got 'A B'"),
+    ({"defines": ["A"]}, {}, "{'TILE': 32}, got list"),
+    ({"defines": {"A": "1\n#error"}}, {}, "A must be a number or a str of one line, got str"),
+    ({"defines": {"k": 3}}, {}, "k is the name of a kernel"), ({"instantiate": "k<4>"}, {}, "got 'k<4>'"),
+    ({}, {"seconds": 0}, "seconds must be a number greater than 0, got int 0"), ({}, {"seconds": "1"}, "got str '1'"),
+    ({}, {"shared_limit": 1.5}, "shared_limit must be an integer number of bytes, got float 1.5"),
 ]  # fmt: skip
 
 
@@ -245,18 +204,17 @@ def test_what_is_no_option(options, launch, words):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "name, value, wanted", [("A", True, 1), ("T", 7, 7), ("line", "(2 + 3)", 5), ("N", np.int64(4), 4)]
-)
-def test_a_macro_leaves_the_runtime_alone(name, value, wanted):
-    x = np.zeros(1, np.float32)
-    cuda.module(kernel(f"x[0] = {name};"), where="cpu", defines={name: value})["k"](1, 1, (x, 3))
-    assert x[0] == wanted
+def test_a_macro_leaves_the_runtime_alone():
+    x, values = np.zeros(1, np.float32), {"A": True, "T": 7, "line": "(2 + 3)", "N": np.int64(4)}
+    cuda.module(kernel("x[0] = A + 10 * T + 100 * line + 1000 * N;"), where="cpu", defines=values)["k"](1, 1, (x, 3))
+    assert x[0] == 4571
 
 
 def test_half_a_character():
-    assert told("// one\n// \udc80\n" + kernel("")).startswith("line 2: the text holds U+DC80")
-    assert "a kernel's text is a str, or the Path of a .cu file, got int 3" in told(3)
+    assert str(complaint("// one\n// \udc80\n" + kernel(""))).startswith(
+        "line 2: the text must not contain surrogates, got U+DC80"
+    )
+    assert "a kernel's text must be a str, or the Path of a .cu file, got int 3" in str(complaint(3))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -314,10 +272,10 @@ PAIR = 0.5, 0.25
     [
         (VALUES | {"n": 2**31}, PAIR, "whose `n` is an int, which holds"),
         (VALUES | {"n": 1.0}, PAIR, "pass int(1.0)"),
-        (VALUES | {"stride": [1, 2]}, PAIR, "`stride` is an int: 3 numbers, got list of shape (2,)"),
+        (VALUES | {"stride": [1, 2]}, PAIR, "`stride` is an int, which must be 3 numbers, got list of shape (2,)"),
         (VALUES | {"more": 1}, PAIR, "pass a dict or a structured scalar with c, scale, n"),
         (3, PAIR, "got int 3"),
-        *((VALUES, pair, "`pair` is a float2") for pair in ((1, 2, 3), [1, "a"], 4.0, np.zeros((1, 2), np.float32))),
+        *((VALUES, pair, "`pair` is a float2") for pair in ((1, 2, 3), [1, "a"], 4.0)),
     ],
 )
 def test_a_value_that_does_not_fit(values, pair, words):
@@ -361,14 +319,14 @@ def test_a_broken_file_in_the_cache_is_made_again(cache):
 
 
 @pytest.mark.full
-def test_a_relative_cache_folder_is_ignored(tmp_path, monkeypatch):
+def test_a_relative_cache_folder_is_ignored_and_one_that_cannot_be_written_done_without(cache, tmp_path, monkeypatch):
+    cache.write_text("a file where the folder should be")
+    assert runs() and cache.is_file()
+    compiler.cache_folder.cache_clear()
     monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    compiler.cache_folder.cache_clear()
-    assert compiler.cache_folder() == tmp_path / ".cache" / "nanoeuler"
-    compiler.cache_folder.cache_clear()
-    assert not (tmp_path / "somewhere").exists()
+    assert compiler.cache_folder() == tmp_path / ".cache" / "nanoeuler" and not (tmp_path / "somewhere").exists()
 
 
 @pytest.mark.full
@@ -382,7 +340,7 @@ def test_a_full_disk_is_called_so(cache, monkeypatch):
     monkeypatch.setenv("NANOEULER_CXX", str(script))
     compiler.find_compiler.cache_clear()
     try:
-        with pytest.raises(NanoEulerError, match=f"^disk full: {re.escape(str(cache))} holds no more"):
+        with pytest.raises(NanoEulerError, match=f"^disk full: cannot write to {re.escape(str(cache))}"):
             runs()
     finally:
         compiler.find_compiler.cache_clear()
@@ -395,6 +353,11 @@ def test_printf_says_where_it_was_cut(capsys):
     k(1, 1, (9362,))  # 65,534 bytes
     assert "printf" not in capsys.readouterr().out
     k(1, 1, (9363,))
-    assert capsys.readouterr().out.endswith("[printf: one launch keeps 64 KB of text; what came after it is cut off]\n")
+    assert capsys.readouterr().out.endswith("[printf: a launch prints at most 64 KB of text; the rest is cut off]\n")
     k(1, 1, (3,))
     assert capsys.readouterr().out == "      2      1      0"
+
+
+def test_a_declaration_elsewhere_is_not_announced_as_a_variable():
+    text = announce_variables("extern __device__ int a;\n__device__ int b;\n")
+    assert text.count("DEVICE_VARIABLE(") == 1 and "DEVICE_VARIABLE(b" in text

@@ -18,15 +18,14 @@ from nanoeuler_lib.ops import reference
 ON_GPU = cuda.device() == "gpu"
 pytestmark = [] if ON_GPU else [pytest.mark.compiler]
 xp = cuda.array_module()
-# test_engine.py, test_engine_muon.py, test_unfused.py, test_flash.py, test_matmul16.py,
-# test_many.py, test_draw.py
+# which test_matmul16.py and the tests of the engine run
 TEMPLATES = set("attention_backward attention_forward decode draw engine layout many matmul16 muon".split())
 FILES = sorted({file.stem for file in cuda.KERNELS.glob("*.cu")} - TEMPLATES)
 
 
 @pytest.fixture(scope="module", params=["gpu"] if ON_GPU else ["checked", "fast"])
 def kernels(request):
-    """The modules by name, each compiled when it is first asked for."""
+    """The modules by name, each compiled when it is first asked for; a macro may stand behind the name."""
     return Modules(checked=request.param == "checked")
 
 
@@ -35,7 +34,9 @@ class Modules(dict):
         self.checked = checked
 
     def __missing__(self, file):
-        self[file] = cuda.module(cuda.KERNELS / f"{file}.cu", checked=self.checked)
+        name, _, macro = file.partition(" ")
+        defines = {macro: 1} if macro else {}
+        self[file] = cuda.module(cuda.KERNELS / f"{name}.cu", checked=self.checked, defines=defines)
         return self[file]
 
 
@@ -84,35 +85,19 @@ def blocks_for(n, block):
 # one function a kernel: launch it and compare
 
 
-def vector_add(modules, n, grid, block, wide="", shifted=None):
+def vector_add(modules, wide, n, grid, block, shifted=None):
     (a, a64), (b, b64), c = normal(n), normal(n, seed=1), zeros(n)
     a, b, c = aside(shifted, a, b, c)
     modules["vector_add"][f"vector_add{wide}"](grid, block, (a, b, c, n))
     close(c, a64 + b64)
 
 
-def vector_add_wide(modules, n, grid, block, shifted=None):
-    vector_add(modules, n, grid, block, "_wide", shifted)
-
-
-def transpose(modules, name, rows, columns, block, tile):
-    """tile: what a block turns, columns and rows."""
+def transpose(modules, name, rows, columns, block, tile=None):
+    """tile: what a block turns, columns and rows, by default as many as it has threads."""
     (x, x64), y = normal(rows, columns), zeros(columns, rows)
-    grid = blocks_for(columns, tile[0]), blocks_for(rows, tile[1])
-    modules["transpose"][name](grid, block, (x, y, rows, columns))
+    grid = tuple(map(blocks_for, (columns, rows), tile or block))
+    modules["transpose"][f"transpose_{name}"](grid, block, (x, y, rows, columns))
     close(y, x64.T, 0)
-
-
-def transpose_plain(modules, rows, columns, block):
-    transpose(modules, "transpose_plain", rows, columns, block, block)
-
-
-def transpose_tiled(modules, rows, columns, height):
-    transpose(modules, "transpose_tiled", rows, columns, (32, height), (32, 32))
-
-
-def transpose_wide(modules, rows, columns):
-    transpose(modules, "transpose_wide", rows, columns, (32, 8), (64, 64))
 
 
 def sums(modules, name, n, grid, block, offset=0):
@@ -198,7 +183,7 @@ def rope_wide(modules, texts, heads, T, C, height, along_z, spare=0):
     close(x, np.concatenate([wanted, x64[..., heads * C :]], axis=-1))
 
 
-def swiglu(modules, n, grid, block, wide="", shifted=None):
+def swiglu(modules, wide, n, grid, block, shifted=None):
     (gate, _), (up, up64), (dy, dy64) = normal(n), normal(n, seed=1), normal(n, seed=2)
     gate = 30 * gate  # far into both tails
     gate64 = host(gate).astype(np.float64)
@@ -212,11 +197,7 @@ def swiglu(modules, n, grid, block, wide="", shifted=None):
     close(dup, wanted[1])
 
 
-def swiglu_wide(modules, n, grid, block, shifted=None):
-    swiglu(modules, n, grid, block, "_wide", shifted)
-
-
-def cross_entropy(modules, rows, V, block, scale=1.0, masked=False, backward="cross_entropy_backward", offset=0):
+def cross_entropy(modules, kept, rows, V, block, scale=1.0, masked=False, offset=0):
     (logits, _), (dlosses, dlosses64) = normal(rows, V), normal(rows, seed=1)
     logits = view(logits * np.float32(scale), offset)
     logits64 = host(logits).astype(np.float64)
@@ -227,13 +208,9 @@ def cross_entropy(modules, rows, V, block, scale=1.0, masked=False, backward="cr
     targets = xp.asarray(targets)
     modules["cross_entropy"]["cross_entropy_forward"](rows, block, (logits, targets, losses, V))
     close(losses, wanted)
-    modules["cross_entropy"][backward](rows, block, (logits, targets, dlosses, again, V))
+    modules["cross_entropy"][f"cross_entropy_backward{kept}"](rows, block, (logits, targets, dlosses, again, V))
     close(again, wanted)
     close(logits, reference.cross_entropy_backward(dlosses64, saved))
-
-
-def cross_entropy_kept(modules, rows, V, block, scale=1.0, masked=False, offset=0):
-    cross_entropy(modules, rows, V, block, scale, masked, "cross_entropy_backward_kept", offset)
 
 
 def embedding(modules, n, V, D, block, often=(), shifted=None, longest=by_token.LONGEST):
@@ -257,22 +234,12 @@ def embedding(modules, n, V, D, block, often=(), shifted=None, longest=by_token.
         _, _, _, dtable = aside(shifted, table, x, dx, zeros(V, D))
         module["embedding_backward"](len(arrays[0]), threads, (*arrays, dx, dtable, n, D))
         results.append(dtable)
-    close(results[0], reference.embed_backward(dx64, saved))
+    wanted = reference.embed_backward(dx64, saved)
+    close(results[0], wanted)
     assert same_bits(*results[:2]) and same_bits(*results[1:])  # whatever the block
-
-
-@pytest.mark.parametrize("D, longest", [(512, 1), (133, 1), (512, 8), (20, by_token.LONGEST)])
-def test_embedding_backward_adds_to_what_is_there(kernels, D, longest):
-    """In whole rows of a frequent token, by fours and one by one, in columns, and where few tokens are frequent."""
-    rng, n, V = np.random.default_rng(D), 200, 40
-    tokens = np.where(rng.random(n) < 0.9, 2, rng.integers(0, V, n))
-    (dx, dx64), (dtable, before) = normal(n, D), normal(V, D, seed=1)
-    order, there, start = by_token.sort(tokens, V)
-    with patch.object(by_token, "LONGEST", longest):
-        arrays = [xp.asarray(a, np.int32) for a in (by_token.shares(start, D), order, there)]
-    module = cuda.module(cuda.KERNELS / "embedding.cu", checked=kernels.checked, defines={"ADD": 1})
-    module["embedding_backward"](len(arrays[0]), 64, (*arrays, dx, dtable, n, D))
-    close(dtable, before + reference.embed_backward(dx64, (tokens, before.shape)))
+    *_, added = aside(shifted, table, x, dx, table.copy())
+    modules["embedding ADD"]["embedding_backward"](len(arrays[0]), block, (*arrays, dx, added, n, D))
+    close(added, table64 + wanted)
 
 
 def matmul(modules, M, N, K, shifted=None):
@@ -318,13 +285,14 @@ def adamw(modules, n, decayed, grid, block, limit, shifted=None):
 
 SIZES = (1, 2, 3, 4, 5, 127, 1025)
 LAUNCHES = [
-    (vector_add, 1, 1, 32), (vector_add, 1003, 11, 96), (vector_add, 1024, 1, 1024),
-    *((vector_add_wide, n, 2, 32) for n in SIZES), (vector_add_wide, 5003, 3, 96), (vector_add_wide, 4096, 1, 1024),
-    *((vector_add_wide, n, 2, 96, shifted) for n in (3, 1025) for shifted in range(3)),
-    (transpose_plain, 33, 31, (32, 8)), (transpose_plain, 1, 70, (16, 16)), (transpose_plain, 45, 7, (8, 4)),
-    (transpose_tiled, 33, 31, 8), (transpose_tiled, 1, 70, 32), (transpose_tiled, 64, 65, 5),
-    (transpose_tiled, 3, 2, 1),
-    (transpose_wide, 1, 1), (transpose_wide, 64, 64), (transpose_wide, 65, 129), (transpose_wide, 130, 3),
+    (vector_add, "", 1, 1, 32), (vector_add, "", 1003, 11, 96), (vector_add, "", 1024, 1, 1024),
+    *((vector_add, "_wide", n, 2, 32) for n in SIZES), (vector_add, "_wide", 5003, 3, 96),
+    (vector_add, "_wide", 4096, 1, 1024),
+    *((vector_add, "_wide", n, 2, 96, shifted) for n in (3, 1025) for shifted in range(3)),
+    (transpose, "plain", 33, 31, (32, 8)), (transpose, "plain", 1, 70, (16, 16)), (transpose, "plain", 45, 7, (8, 4)),
+    *((transpose, "tiled", *size, (32, height), (32, 32))
+      for *size, height in ((33, 31, 8), (1, 70, 32), (64, 65, 5), (3, 2, 1))),
+    *((transpose, "wide", *size, (32, 8), (64, 64)) for size in ((1, 1), (64, 64), (65, 129), (130, 3))),
     (sums, "sum_tree", 1, 1, 32), (sums, "sum_tree", 1003, 3, 128), (sums, "sum_tree", 2050, 2, 1024),
     (sums, "sum_tree", 999, 7, 1), (sums, "sum_shuffle", 1, 1, 32), (sums, "sum_shuffle", 1003, 3, 96),
     (sums, "sum_shuffle", 4099, 2, 1024),
@@ -338,16 +306,14 @@ LAUNCHES = [
     (rope, 1, 1, 1, 2, 32), (rope, 2, 3, 5, 6, 64), (rope, 1, 2, 9, 64, 256),
     (rope_wide, 1, 1, 1, 8, 1, 1), (rope_wide, 3, 2, 5, 16, 4, 2), (rope_wide, 2, 3, 9, 64, 32, 1, 12),
     (rope_wide, 5, 1, 33, 128, 8, 5),
-    (swiglu, 1, 1, 32), (swiglu, 1003, 3, 96), (swiglu, 1003, 1, 1024),
-    *((swiglu_wide, n, 2, 32) for n in SIZES), (swiglu_wide, 1003, 3, 96), (swiglu_wide, 5001, 1, 1024),
-    *((swiglu_wide, 127, 2, 32, shifted) for shifted in range(6)),
-    (cross_entropy, 1, 1, 32), (cross_entropy, 5, 7, 64), (cross_entropy, 6, 33, 32),
-    (cross_entropy, 4, 515, 128, 300.0),
-    (cross_entropy, 3, 2050, 1024), (cross_entropy, 3, 40, 96, 1.0, True),
-    (cross_entropy_kept, 1, 1, 32), (cross_entropy_kept, 5, 7, 64), (cross_entropy_kept, 6, 33, 32),
-    (cross_entropy_kept, 4, 515, 128, 300.0), (cross_entropy_kept, 3, 2050, 512), (cross_entropy_kept, 2, 4096, 256),
-    (cross_entropy_kept, 3, 40, 96, 1.0, True), (cross_entropy_kept, 5, 516, 64, 3.0),
-    *((cross_entropy_kept, 3, 132, 32, 3.0, False, offset) for offset in (1, 2, 4)),
+    (swiglu, "", 1, 1, 32), (swiglu, "", 1003, 3, 96), (swiglu, "", 1003, 1, 1024),
+    *((swiglu, "_wide", n, 2, 32) for n in SIZES), (swiglu, "_wide", 1003, 3, 96), (swiglu, "_wide", 5001, 1, 1024),
+    *((swiglu, "_wide", 127, 2, 32, shifted) for shifted in range(6)),
+    *((cross_entropy, kept, *size) for kept in ("", "_kept")
+      for size in ((1, 1, 32), (5, 7, 64), (6, 33, 32), (4, 515, 128, 300.0), (3, 40, 96, 1.0, True))),
+    (cross_entropy, "", 3, 2050, 1024), (cross_entropy, "_kept", 3, 2050, 512), (cross_entropy, "_kept", 2, 4096, 256),
+    (cross_entropy, "_kept", 5, 516, 64, 3.0),
+    *((cross_entropy, "_kept", 3, 132, 32, 3.0, False, offset) for offset in (1, 2, 4)),
     (embedding, 1, 1, 1, 32), (embedding, 9, 4, 33, 32), (embedding, 5, 40, 7, 64), (embedding, 3, 2, 132, 128),
     (embedding, 64, 3, 8, 32), (embedding, 65, 1, 12, 64), (embedding, 500, 9, 20, 32, (2, 7)),
     (embedding, 640, 3, 5, 32, (0,)), (embedding, 900, 200, 132, 64, (2, 199)), (embedding, 600, 2, 67, 96, (1,)),
@@ -386,42 +352,30 @@ def test_adamw_changes_nothing_when_the_norm_is_not_finite():
         assert not same_bits(state[0], before[0])
 
 
-def refused():
-    """Name: file, kernel, defines, a launch that the kernel cannot do, and words of the line that refuses it."""
-    x, y = np.ones(4096, np.float32), np.ones(4096, np.float32)
-    few, ints = np.ones(64, np.float32), np.zeros(64, np.int32)
-    row = (x[:65], few, y, few[:1].copy(), 65, 1e-5)
-    entropy = (x[:129].copy(), ints[:1], few[:1], few[:1].copy(), 129)
-    turned = (x, few, few, y, 1, 1)
-    return {
-        "a tree that is no power of two": ("reductions", "sum_tree", {}, 1, 96, (x, few, 96), "a power of two"),
-        "columns that are no power of two": (
-            "reductions", "column_sums", {}, 1, (8, 6), (x, few, 6, 8), "the block's height is a power of two",
-        ),
-        "half a warp": ("reductions", "sum_shuffle", {}, 1, 48, (x, few, 96), "whole warps"),
-        "a block of two dimensions": ("reductions", "sum_wide", {}, 1, (32, 2), (x, few, 96), "along x alone"),
-        "half a warp for a row": ("embedding", "embedding_forward", {}, 1, 48, (ints, x, y, 1, 8), "whole warps"),
-        "two blocks for the norm": ("adamw", "clip_factor", {}, 2, 32, (x, few, 64, 1.0), "one block"),
-        "a row wider than the block": ("rmsnorm", "rmsnorm_forward", {"KEEP": 2}, 1, 32, row, "wider than the block"),
-        "logits wider than the block": (
-            "cross_entropy", "cross_entropy_backward_kept", {"KEEP": 4}, 1, 32, entropy, "wider than the block",
-        ),
-        "another height": ("transpose", "transpose_wide", {}, 1, (32, 4), (x, y, 64, 64), "32 x HEIGHT"),
-        "an odd head": ("rope", "rope_forward", {}, 1, 32, (x, few, few, y, 1, 1, 7), "C is even"),
-        "heads of 12": ("rope", "rope_wide", {}, 1, (1, 1), (*turned, 12, 12, 1.0), "8 * blockDim.x"),
-        "a block for other heads": ("rope", "rope_wide", {}, 1, (4, 1), (*turned, 16, 16, 1.0), "8 * blockDim.x"),
-        "a table of odd rows": ("rope", "rope_wide", {}, 1, (2, 1), (*turned, 16, 18, 1.0), "multiple of 4"),
-        "a view for rope": (
-            "rope", "rope_wide", {}, 1, (2, 1), (x[1:], few, few, y, 1, 1, 16, 16, 1.0), "16 bytes",
-        ),
-        "more than an int counts": ("vector_add", "vector_add_wide", {}, 1, 32, (x, x, y, 2**30 + 1), "2^30"),
-    }  # fmt: skip
+MANY, ALSO, FEW, INTS = (np.ones(n, t) for n, t in ((4096, "f4"), (4096, "f4"), (64, "f4"), (64, "i4")))
+ROW = MANY[:65], FEW, ALSO, FEW[:1].copy(), 65, 1e-5
+LOGITS = MANY[:129].copy(), INTS[:1], FEW[:1], FEW[:1].copy(), 129
+TURNED = MANY, FEW, FEW, ALSO, 1, 1
+REFUSED = [  # file, kernel, defines, a launch that the kernel cannot do, and words of the line that refuses it
+    ("reductions", "sum_tree", {}, 1, 96, (MANY, FEW, 96), "the block must be a power of two"),
+    ("reductions", "column_sums", {}, 1, (8, 6), (MANY, FEW, 6, 8), "the block's height must be a power of two"),
+    ("reductions", "sum_shuffle", {}, 1, 48, (MANY, FEW, 96), "whole warps"),
+    ("reductions", "sum_wide", {}, 1, (32, 2), (MANY, FEW, 96), "whole warps along x"),
+    ("adamw", "clip_factor", {}, 2, 32, (MANY, FEW, 64, 1.0), "one block"),
+    ("rmsnorm", "rmsnorm_forward", {"KEEP": 2}, 1, 32, ROW, "wider than the block"),
+    ("cross_entropy", "cross_entropy_backward_kept", {"KEEP": 4}, 1, 32, LOGITS, "wider than the block"),
+    ("transpose", "transpose_wide", {}, 1, (32, 4), (MANY, ALSO, 64, 64), "32 x HEIGHT"),
+    ("rope", "rope_forward", {}, 1, 32, (*TURNED, 7), "C must be even"),
+    ("rope", "rope_wide", {}, 1, (1, 1), (*TURNED, 12, 12, 1.0), "C must be 8 * blockDim.x"),
+    ("rope", "rope_wide", {}, 1, (2, 1), (*TURNED, 16, 18, 1.0), "multiple of 4"),
+    ("rope", "rope_wide", {}, 1, (2, 1), (MANY[1:], *TURNED[1:], 16, 16, 1.0), "16 bytes"),
+    ("vector_add", "vector_add_wide", {}, 1, 32, (MANY, MANY, ALSO, 2**30 + 1), "2^30"),
+]
 
 
 @pytest.mark.skipif(ON_GPU, reason="a trap there ends the process's use of the GPU")
-@pytest.mark.parametrize("name", refused())
-def test_a_kernel_refuses_what_it_cannot_do(name):
-    file, kernel, defines, grid, block, arguments, words = refused()[name]
+@pytest.mark.parametrize("file, kernel, defines, grid, block, arguments, words", REFUSED)
+def test_a_kernel_refuses_what_it_cannot_do(file, kernel, defines, grid, block, arguments, words):
     module = cuda.module(cuda.KERNELS / f"{file}.cu", where="cpu", defines=defines)
     with pytest.raises(cuda.KernelError, match="trap") as caught:
         module[kernel](grid, block, arguments)

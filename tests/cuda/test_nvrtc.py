@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cuda_matrix import FOLDER, MATMUL, ONE_AT_A_TIME, PRODUCT
+from test_cuda_matrix import FOLDER, ONE_AT_A_TIME
 
 from benchmarks import gpu_flash_step
 from cudacheck.compiler import INCLUDE
@@ -27,27 +27,6 @@ from nanoeuler_lib.engine import flash, flash_backward, program
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"]
 ROOT = Path(__file__).resolve().parents[2]
 STATIC_SHARED = 48 * 1024  # bytes, on every architecture
-COPIES = r"""
-#include <nanoeuler.cuh>
-extern "C" __global__ void copies(const float* x, float* y) {
-  __shared__ __align__(16) float s[128];
-  copy_async<16>(&s[4 * threadIdx.x], &x[4 * threadIdx.x]);
-  copy_async<16>(&s[4 * threadIdx.x], &x[4 * threadIdx.x], threadIdx.x % 17);
-  copy_async_cg<16>(&s[4 * threadIdx.x], &x[4 * threadIdx.x], threadIdx.x % 17);
-  prefetch_to_L2(x + 32 * threadIdx.x);
-  copy_async_commit();
-  copy_async_wait<0>();
-  y[threadIdx.x] = s[4 * threadIdx.x + 1];
-}
-"""
-NAMED_BARRIERS = r"""
-#include <named_barrier.cuh>
-extern "C" __global__ void named_barriers(float* x) {
-  if (threadIdx.x < 32) named_barrier_arrive(1, 64);
-  else named_barrier_sync(1 + blockIdx.x % 15, 64);
-  x[threadIdx.x] = 1;
-}
-"""
 MATMUL16 = (
     *(f"matmul16_plain<{number}, float>" for number in ("__nv_bfloat16", "__half")),
     *(f"{kernel}<{number}, {number}, {sizes}>"
@@ -59,7 +38,6 @@ TEXTS = {file.name: (file.read_text("utf-8"), (), 75) for file in sorted(KERNELS
 # Templates: every kernel, type and form, in small tiles, whose code has the least to compile; wgmma's twin, but on 9.0a.
 TEXTS["matmul16.cu"] = (TEXTS["matmul16.cu"][0], MATMUL16, 80)
 TEXTS["draw.cu"] = (TEXTS["draw.cu"][0], ("order<4>", "order<16>"), 75)
-TEXTS |= {"copies": (COPIES, (), 75), "matmul": (MATMUL, (), 80), "named barriers": (NAMED_BARRIERS, (), 75)}
 for file, of in ONE_AT_A_TIME.items():
     TEXTS[file] = ((FOLDER / f"{file}.cu").read_text("utf-8"), of, 75 if file == "loads" else 80)
 # FlashAttention's templates: one of each kind of number, and Hopper's, which elsewhere is its twin.
@@ -165,10 +143,6 @@ def sections(elf):
     return {elf[start + h[0] : elf.index(b"\0", start + h[0])].decode(): h[4:] for h in headers}
 
 
-def static_shared(code, kernel):
-    return sections(code).get(f".nv.shared.{kernel}", (0, 0))[1]
-
-
 @pytest.mark.full(but=["engine.cu, float-sm_90"])
 @pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
 @pytest.mark.parametrize("name, architecture", CASES)
@@ -187,10 +161,9 @@ def test_compiles_and_fits(name, architecture):
 @pytest.mark.full
 @pytest.mark.skipif(not in_wheels("**/cuda_bf16.h"), reason="the nvidia wheels are not installed: make oracle")
 def test_what_came_with_hopper_compiles_for_it():
-    assert static_shared(cubin(PRODUCT, "sm_90a"), "product") >= 2 * 64 * 64 * 2 + 8
-    cubin(PRODUCT, "sm_90")  # its twin: the plain 9.0 has no wgmma
-    with pytest.raises(AssertionError, match="copy_tile is for the GPU"):
-        cubin(PRODUCT.replace("#ifdef __CUDA_ARCH_FEAT_SM90_ALL", "#ifdef __CUDACC__"), "sm_90")
+    text = TEXTS["matmul16.cu"][0].replace("#ifdef __CUDA_ARCH_FEAT_SM90_ALL", "#ifdef __CUDACC__")
+    with pytest.raises(AssertionError, match="copy_tile is for the GPU"):  # the plain 9.0 has its twin alone
+        cubin(text, "sm_90", MATMUL16[-1:])
     cluster = """#include <hopper.cuh>
     extern "C" __global__ void __cluster_dims__(2, 1, 1) k(int* x) { x[blockIdx.x] = cluster_rank(); cluster_sync(); }"""
     cubin(cluster, "sm_90a")

@@ -78,7 +78,7 @@ def test_a_largest_logit_that_is_no_number_is_told(wrong):
         assert ordered(logits, 40, (temperature, 0, 1.0, 0.0)).counts[0].tolist()[1] == 0
     model = engine.GPT(CONFIG, parameters(CONFIG), where="cpu", checked=False)
     model.params["norm_final"][...] = wrong
-    with pytest.raises(NanoEulerError, match="a largest logit is no finite number"):
+    with pytest.raises(NanoEulerError, match="the largest logit must be finite"):
         next(model.decoder(1).rounds([1, 2], np.random.default_rng(0)))
 
 
@@ -115,7 +115,7 @@ def test_generate_draws_on_the_device_where_it_can(monkeypatch):
         wanted = model.decoder(propose).rounds([5, 9], np.random.default_rng(1), temperature=0.0)
         assert [*islice(told, 4)] == [*islice(wanted, 4)] and seen == [propose] * 2
         seen.clear()
-    with pytest.raises(NanoEulerError, match="top_p is 2"):
+    with pytest.raises(NanoEulerError, match="top_p must be more than 0 and at most 1, got 2"):
         generate.rounds(model, [5], np.random.default_rng(1), 1, top_p=2)
     wide = replace(CONFIG, context=24)
     assert not model.draws(3) and [decode.draws(CONFIG, n) for n in (6, 7)] == [True, False], "half a context"

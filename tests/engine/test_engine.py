@@ -177,12 +177,12 @@ def test_targets_may_be_missing_in_any_number(predict, micro):
     assert apart(models[0].params.host(), models[1].params) <= 1e-5
 
 
-def steps_of(model, optimizer, config, lengths, **options):
+def steps_of(model, optimizer, config, lengths, rows=4, **options):
     """Losses and norms of some steps, and the parameters behind them."""
     found = []
-    with device.step_of(model)(model, optimizer, config, 4, **options) as take_step:
+    with device.step_of(model)(model, optimizer, config, rows, **options) as take_step:
         for seed, time in enumerate(lengths):
-            found.append(np.append(*take_step(*batch(time, 4, seed))))
+            found.append(np.append(*take_step(*batch(time, rows, seed, model.config))))
     return np.array(found), model.params.host()
 
 
@@ -245,13 +245,17 @@ def test_bfloat16_copies_follow_the_master_weights(optimizer):
     assert model.params.flat.dtype == np.float32
 
 
-@pytest.mark.full(but=["adamw"])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_nothing_moves_where_the_norm_is_not_finite(optimizer):
+@pytest.mark.full(but=["adamw-float32"])
+@pytest.mark.parametrize("optimizer, precision", [("adamw", "float32"), ("muon", "float32"), ("adamw", "bfloat16")])
+def test_nothing_moves_where_the_norm_is_not_finite(optimizer, precision):
+    check_refused(optimizer, precision)
+
+
+def check_refused(optimizer="adamw", precision="float32"):
     config = TrainConfig(steps=9, warmup=0, clip=0.0, optimizer=optimizer)
     params = parameters()
     params["layers.0.out"][3, 5] = np.inf
-    model, optimizer = engine_of(params), engine.AdamW(TINY, config, WHERE)
+    model, optimizer = engine_of(params, precision), engine.AdamW(TINY, config, WHERE)
     before = model.params.host().flat
     with engine.Step(model, optimizer, config, 2) as take_step:
         losses, norm = take_step.gradient(*batch(5)), take_step.apply()
@@ -277,7 +281,7 @@ def test_an_embedding_whose_elements_32_bits_cannot_count_is_refused(shape):
     """Arrays of one number seen 2^32 times."""
     dx, dtable = (np.broadcast_to(np.float32(0), (n, 4096)) for n in shape)
     for kind in (program.Program, unfused.Unfused):
-        with pytest.raises(NanoEulerError, match=r"arrays of 4,294,967,296 numbers, expected fewer than 2\^32"):
+        with pytest.raises(NanoEulerError, match=r"fewer than 2\^32 numbers, got 4,294,967,296"):
             kind.embed_back(engine_of().program, dtable, program.Residual(dx, None), None, False,
                             shares=[0], order=None, sorted_tokens=None)  # fmt: skip
 
@@ -358,12 +362,12 @@ def test_plans_of_several_shapes_lie_in_one_block_of_memory():
 @pytest.mark.parametrize(
     "change, precision, words",
     [
-        (dict(heads=4), "float32", "head width dim/heads is 16, expected 32, 64 or 128 on the GPU"),
-        (dict(vocab_size=97), "float32", "vocab_size is 97, expected a multiple of 8"),
-        (dict(ffn=100), "float32", "ffn is 100, expected a multiple of 8"),
-        (dict(vocab_size=40000), "float32", "vocab_size is 40000, expected a multiple of 8 up to 32768"),
-        ({}, "float64", "precision is 'float64', expected one of float32, tf32, bfloat16"),
-        ({}, "bfloat16", r"bfloat16 needs compute capability 8\.0, this card has 7\.5"),
+        (dict(heads=4), "float32", "head width dim/heads must be 32, 64 or 128 on a GPU, got 16"),
+        (dict(vocab_size=97), "float32", "vocab_size must be a multiple of 8 up to 32768 on a GPU, got 97"),
+        (dict(ffn=100), "float32", "ffn must be a multiple of 8 up to 32768 on a GPU, got 100"),
+        (dict(vocab_size=40000), "float32", "vocab_size must be a multiple of 8 up to 32768 on a GPU, got 40000"),
+        ({}, "float64", "precision must be one of float32, tf32, bfloat16, got 'float64'"),
+        ({}, "bfloat16", r"bfloat16 needs compute capability 8\.0 or later, this GPU has 7\.5"),
     ],
 )
 def test_what_the_kernels_do_not_take_is_one_sentence(change, precision, words):
@@ -390,10 +394,10 @@ def test_decoding_gives_the_models_logits(precision):
         assert np.abs(mine - right).max() <= ALLOWED[precision] * np.abs(right).max()
     assert decoder.length == 18
     decoder.feed_all(tokens[18:65])
-    with pytest.raises(NanoEulerError, match="context is 65, 65 used: got 1 tokens, expected 1 to 0"):
+    with pytest.raises(NanoEulerError, match=r"must be 1 to 0 \(65 of 65 positions are used\), got 1"):
         decoder.feed(tokens[:1])
     decoder.length = 0
-    with pytest.raises(NanoEulerError, match=r"tokens lie in 96\.\.96, expected 0\.\.95"):
+    with pytest.raises(NanoEulerError, match=r"tokens must be in 0\.\.95, got 96\.\.96"):
         decoder.feed(np.array([96]))
 
 
@@ -477,35 +481,20 @@ FEW = dict(PIECE=8, OFTEN=12)
 
 
 def check_small(precision):
-    """Gradients and two steps beside the CPU's, and a step that is refused."""
+    """Gradients and two steps beside the CPU's."""
     params, pair = parameters(SMALL), batch(69, config=SMALL)
     options = TrainConfig(steps=9, warmup=2, rate=3e-3, clip=0.5, decay=0.3)
     with patch.object(memory, "LOGIT_ROWS", 16), patch.multiple(embedding, **FEW):
         ours, theirs = engine_of(params, precision, SMALL), GPT(SMALL, parameters(SMALL))
         check_gradients(ours, params, *pair)
-        results = []
-        for model, optimizer, more in (
-            (ours, engine.AdamW(SMALL, options, WHERE), dict(micro=1)),
-            (theirs, AdamW(SMALL, options, np.float64), {}),
-        ):
-            with device.step_of(model)(model, optimizer, options, 2, **more) as take_step:
-                found = [np.append(*take_step(*batch(69, 2, seed, SMALL))) for seed in range(2)]
-            results.append((found, model.params.host()))
-        (found, moved), (wanted, goal) = results
+        found, moved = steps_of(ours, engine.AdamW(SMALL, options, WHERE), options, [69, 69], 2, micro=1)
+        wanted, goal = steps_of(theirs, AdamW(SMALL, options, np.float64), options, [69, 69], 2)
         np.testing.assert_allclose(found, wanted, rtol=ALLOWED[precision])
         if precision == "float32":
             assert apart(moved, goal) <= 1e-5
         else:  # where the sign of a gradient is rounding, so is a step of AdamW
             still = {name: np.asarray(p, np.float64) for name, p in params.items()}
             assert apart({n: moved[n] - still[n] for n in still}, {n: goal[n] - still[n] for n in still}) < 0.5
-        bad = dict(params)
-        bad["layers.0.out"] = np.full_like(bad["layers.0.out"], np.inf)
-        ours.fill(bad)
-        with engine.Step(ours, engine.AdamW(SMALL, options, WHERE), options, 2, micro=2) as take_step:
-            take_step.gradient(*pair)
-            before = memory.download(ours.params.flat)
-            take_step.apply()
-            assert np.array_equal(before, memory.download(ours.params.flat), equal_nan=True)
 
 
 def check_updates():
@@ -615,7 +604,7 @@ def test_train_resume_and_go_on_with_the_other_device(text, capsys):
     assert checkpoint.load("run").info["precision"] == "bfloat16"
     capsys.readouterr()
     assert run_cli(*resume, "--precision", "float32") == 2
-    assert "--resume takes its settings from the run, got also --precision" in capsys.readouterr().err
+    assert "--precision must not be given with --resume" in capsys.readouterr().err
 
 
 @pytest.mark.full
@@ -647,8 +636,8 @@ def test_a_run_says_where_its_time_goes(text, capsys):
     shares = [float(row[-1].rstrip("%")) for name, row in rows.items() if name != "all"]
     assert abs(sum(shares) - 100) < 1 and shares == sorted(shares, reverse=True)
     for wrong, words in (
-        (("--device", "cpu", "--profile", 2), "profile times the launches of a GPU"),
-        (("--profile", -1), "--profile is -1"),
+        (("--device", "cpu", "--profile", 2), "--profile must be 0 on the CPU"),
+        (("--profile", -1), "--profile must be 0 or more, got -1"),
     ):
         assert run_cli("train", "--data", text, "--run", "r2", *wrong) == 2
         assert words in capsys.readouterr().err

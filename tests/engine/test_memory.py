@@ -171,7 +171,7 @@ def test_a_run_whose_memory_ends_goes_on_from_its_last_whole_step(card, run, tmp
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(engine.Step, "_start_gradient", asking)
-        with pytest.raises(OutOfMemory, match=r"8 bytes.*: take .*; the checkpoint of step 3 is whole: --resume a"):
+        with pytest.raises(OutOfMemory, match=r"8 bytes.*: take .*; the checkpoint of step 3 is intact: continue with"):
             run("a", on_entry=end)
     assert checkpoint.load(tmp_path / "a").step == 3
     card.size = 1 << 40

@@ -127,5 +127,5 @@ def test_damaged_vocabularies_of_pieces_are_refused(tmp_path):
         spoilt[number] = value
         file.write_text(json.dumps(whole | {"arguments": spoilt}))
         assert str(file) in error_of(other_tokenizers.load, file)
-    assert "expected one of this library" in error_of(lambda: found.byte_order)
-    assert "expected a text" in error_of(found.encode_file, file)
+    assert "only to a vocabulary of this library" in error_of(lambda: found.byte_order)
+    assert "use encode(text)" in error_of(found.encode_file, file)

@@ -60,7 +60,7 @@ def hf(runs, tmp_path):
 
 
 def oracle():
-    return (pytest.importorskip(name, reason=f"no {name}: make oracle") for name in ("transformers", "torch"))
+    return [pytest.importorskip(name, reason=f"no {name}: make oracle") for name in ("transformers", "torch")]
 
 
 def test_logits_are_those_of_transformers(run):
@@ -238,23 +238,23 @@ def refused(path, tmp_path, told, capsys):
 
 
 CONFIGS = {  # what config.json says instead, and the line
-    "rope_scaling": ({"rope_type": "llama3", "factor": 8.0}, "rope_scaling is 'llama3', expected default"),
-    "rope_parameters": ({"rope_type": "yarn", "rope_theta": 5e4}, "rope_scaling is 'yarn', expected default"),
-    "head_dim": (16, "head_dim is 16, expected 8"),
-    "attention_bias": (True, "attention_bias is True, expected False"),
-    "mlp_bias": (True, "mlp_bias is True, expected False"),
-    "sliding_window": (99, "sliding_window is 99, expected none, or one of all 160 positions"),
-    "hidden_act": ("gelu", "hidden_act is 'gelu', expected silu"),
-    "rope_theta": (1e4, "rope_theta is 10000.0, expected 50000.0"),
-    "quantization_config": ({"bits": 4}, "quantization_config is {'bits': 4}, expected None"),
-    "model_type": (["llama"], "model_type is ['llama'], expected llama or mistral"),
-    "hidden_size": (-48, "dim is -48, expected a whole number from 1"),
-    "num_attention_heads": (0, "heads is 0, expected a whole number from 1"),
-    "num_hidden_layers": ("3", "num_hidden_layers is '3', expected a whole number"),
-    "vocab_size": (None, "vocab_size is None, expected a whole number"),
-    "intermediate_size": (64, "is [48, 40], expected [48, 64]"),
-    "num_key_value_heads": (3, "is [16, 48], expected [24, 48]"),
-    "tie_word_embeddings": ("yes", "tie_word_embeddings is 'yes', expected true or false"),
+    "rope_scaling": ({"rope_type": "llama3", "factor": 8.0}, "rope_scaling must be default, got 'llama3'"),
+    "rope_parameters": ({"rope_type": "yarn", "rope_theta": 5e4}, "rope_scaling must be default, got 'yarn'"),
+    "head_dim": (16, "head_dim must be 8, got 16"),
+    "attention_bias": (True, "attention_bias must be False, got True"),
+    "mlp_bias": (True, "mlp_bias must be False, got True"),
+    "sliding_window": (99, "sliding_window must be none, or at least 160, the number of positions, got 99"),
+    "hidden_act": ("gelu", "hidden_act must be silu, got 'gelu'"),
+    "rope_theta": (1e4, "rope_theta must be 50000.0, got 10000.0"),
+    "quantization_config": ({"bits": 4}, "quantization_config must be None, got {'bits': 4}"),
+    "model_type": (["llama"], "model_type must be llama or mistral or gpt2, got ['llama']"),
+    "hidden_size": (-48, "dim must be an integer from 1 to 1048576, got -48"),
+    "num_attention_heads": (0, "heads must be an integer from 1 to 4096, got 0"),
+    "num_hidden_layers": ("3", "num_hidden_layers must be an integer, got '3'"),
+    "vocab_size": (None, "vocab_size must be an integer, got None"),
+    "intermediate_size": (64, "must be [48, 64], got [48, 40]"),
+    "num_key_value_heads": (3, "must be [24, 48], got [16, 48]"),
+    "tie_word_embeddings": ("yes", "tie_word_embeddings must be true or false, got 'yes'"),
 }
 
 
@@ -267,11 +267,11 @@ def test_what_the_model_has_not_is_refused(hf, tmp_path, capsys):
 
 NORM = "model.layers.1.input_layernorm.weight"
 TENSORS = [  # tensors that are changed (None: taken out), and the line
-    ({NORM: np.full(48, np.nan, np.float32)}, f"{NORM} holds NaN"),
-    ({NORM: np.ones(48, np.int64)}, f"{NORM} is I64, expected F32, F16, BF16"),
-    ({NORM: None}, f"lacks tensor '{NORM}', 1 in all"),
-    ({"model.x": np.ones(3)}, "has the unknown tensor 'model.x'"),
-    ({"lm_head.weight": None}, "lacks tensor 'lm_head.weight'"),
+    ({NORM: np.full(48, np.nan, np.float32)}, f"{NORM} must hold finite numbers, got NaN"),
+    ({NORM: np.ones(48, np.int64)}, f"{NORM} must be one of F32, F16, BF16, got I64"),
+    ({NORM: None}, f"lacks the tensor '{NORM}': 1 tensors"),
+    ({"model.x": np.ones(3)}, "has an unknown tensor 'model.x'"),
+    ({"lm_head.weight": None}, "lacks the tensor 'lm_head.weight'"),
 ]
 BYTES = [  # what becomes of the whole file
     lambda whole: whole[:-4], lambda whole: struct.pack("<Q", 3 << 30) + whole[8:], lambda whole: b"",
@@ -287,10 +287,10 @@ def test_damaged_tensors_are_refused(runs, hf, tmp_path, capsys):
         refused(hf, tmp_path, told, capsys)
     for change in BYTES:
         file.write_bytes(change(whole))
-        refused(hf, tmp_path, "not readable as safetensors", capsys)
+        refused(hf, tmp_path, "must be readable as safetensors", capsys)
     shutil.copytree(runs["tied"].parent / "hf", hf, dirs_exist_ok=True)
     save_file(load_file(file) | {"lm_head.weight": np.ones((328, 48), np.float32)}, file)
-    refused(hf, tmp_path, "lm_head is not the embedding", capsys)
+    refused(hf, tmp_path, "lm_head must equal the embedding", capsys)
 
 
 def test_an_index_that_does_not_fit_its_files_is_refused(hf, tmp_path, capsys):
@@ -302,24 +302,24 @@ def test_an_index_that_does_not_fit_its_files_is_refused(hf, tmp_path, capsys):
     index.write_text(json.dumps({"weight_map": held}))
     formats.import_run(hf, tmp_path / "sound")
     for changed, told in (
-        ({"weight_map": held | {NORM: "../../x"}}, "expected a file beside it"),
+        ({"weight_map": held | {NORM: "../../x"}}, "must name a file next to it"),
         ({"weight_map": held | {"more": "2.safetensors"}}, "2.safetensors: no such file"),
-        ({"weight_map": held | {NORM: f"{1 - int(held[NORM][0])}.safetensors"}}, "expected it where"),
-        ({"weight_map": held | {"more": held[NORM]}}, "lacks 'more'"), ([], "weight_map is None"),
+        ({"weight_map": held | {NORM: f"{1 - int(held[NORM][0])}.safetensors"}}, "which must be in the file that"),
+        ({"weight_map": held | {"more": held[NORM]}}, "lacks 'more'"), ([], "for each tensor, got None"),
     ):  # fmt: skip
         index.write_text(json.dumps(changed))
         refused(hf, tmp_path, told, capsys)
 
 
 VOCABULARIES = [  # changes of tokenizer.json and of its model's vocabulary, and the line
-    ({"model": {"type": "WordPiece"}}, {}, "is of type 'WordPiece', expected plain BPE"),
-    ({"pre_tokenizer": {"type": "Whitespace"}}, {}, "expected as by GPT-2"),
-    ({"normalizer": {"type": "NFC"}}, {}, "expected as by GPT-2"),
-    ({}, {"€": 320}, "not readable as tokenizer.json"),
-    ({}, {"aa": 500}, "expected the ids 0 to 320 once each"),
-    ({}, {"a" * n: 318 + n for n in range(2, 20)}, "expected at most the model's 328"),
-    ({"model": {"merges": ["a nowhere"]}}, {}, "not readable as tokenizer.json"),
-    ({"model": 3}, {}, "not readable as tokenizer.json"),
+    ({"model": {"type": "WordPiece"}}, {}, "must be plain BPE, got type 'WordPiece'"),
+    ({"pre_tokenizer": {"type": "Whitespace"}}, {}, "must be split as by GPT-2"),
+    ({"normalizer": {"type": "NFC"}}, {}, "must be split as by GPT-2"),
+    ({}, {"€": 320}, "must be readable as tokenizer.json"),
+    ({}, {"aa": 500}, "the 321 tokens must have the ids 0 to 320"),
+    ({}, {"a" * n: 318 + n for n in range(2, 20)}, "must have at most the model's 328 tokens"),
+    ({"model": {"merges": ["a nowhere"]}}, {}, "must be readable as tokenizer.json"),
+    ({"model": 3}, {}, "must be readable as tokenizer.json"),
 ]
 
 
@@ -335,9 +335,9 @@ def test_other_tokenizers_are_refused(hf, tmp_path, capsys):
     file.write_bytes(b"{" * 100_000)
     refused(hf, tmp_path, "not JSON", capsys)
     file.unlink()
-    refused(hf, tmp_path, "expected --tokenizer FILE", capsys)
+    refused(hf, tmp_path, "with --tokenizer", capsys)
     os.mkfifo(file)  # a pipe is not waited for
-    refused(hf, tmp_path, "expected --tokenizer FILE", capsys)
+    refused(hf, tmp_path, "with --tokenizer", capsys)
     for path in (file, tmp_path / "none"):
         refused(path, tmp_path, "no such file, expected a Hugging Face", capsys)
 
@@ -349,11 +349,11 @@ def test_the_commands(runs, tmp_path, monkeypatch, capsys):
     assert cli.main(["export", str(run), "--to", "hf", "--out", "hf", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"out": "hf", "to": "hf", "left": [heads]}
     assert cli.main(["export", str(run), "--to", "hf", "--out", "hf"]) == 2
-    assert capsys.readouterr().err == "nanoeuler: hf: exists already, expected a new name\n"
+    assert capsys.readouterr().err == "nanoeuler: hf: already exists: choose a new name\n"
     with patch.object(formats.run_folder, "save", side_effect=KeyboardInterrupt):  # stopped, and begun again
         assert cli.main(["import", "hf", "--run", "back"]) == 130 and Path("back/log.jsonl").exists()
     assert cli.main(["import", "hf", "--run", "back"]) == 0 and "nanoeuler generate" in capsys.readouterr().out
-    assert cli.main(["import", "hf", "--run", "back"]) == 2 and "expected a new one" in capsys.readouterr().err
+    assert cli.main(["import", "hf", "--run", "back"]) == 2 and "choose a new name" in capsys.readouterr().err
     Path("a.txt").write_text("Käthe had the amber.")
     for command in ("generate Once --tokens 5 --run back", "score a.txt --run back", "report back", "info --run back",
                     "chat --run back --tokens 3"):  # fmt: skip
@@ -366,13 +366,13 @@ def test_the_commands(runs, tmp_path, monkeypatch, capsys):
         assert cli.main(["export", str(run), "--to", "gguf", "--out", "a.gguf"]) == 2
     assert "pip install gguf, or choose --to hf" in capsys.readouterr().err and not Path("a.gguf").exists()
     with patch.object(layout, "memory", return_value=10**5):
-        assert "expected at most the 0.0 GB of this machine" in error_of(formats.import_run, "hf", "new")
+        assert "must fit into this machine's 0.0 GB" in error_of(formats.import_run, "hf", "new")
     monkeypatch.setattr(llama, "save_file", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     assert "hf2: cannot be written (No space" in error_of(formats.export, run, "hf", "hf2")
     twice = Tokenizer([(97, 98), (256, 97)], ["aba"])
     model = GPT(ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=8, vocab_size=259, predict=1))
     checkpoint.save("twice/checkpoints/step-000000", model, twice, 0)
-    assert "are both 'aba', expected each text once" in error_of(formats.export, "twice", "hf", "hf2")
+    assert "tokens must have different texts, got 'aba'" in error_of(formats.export, "twice", "hf", "hf2")
     assert not [path for path in tmp_path.iterdir() if "hf2" in path.name]
 
 

@@ -165,17 +165,18 @@ def test_long_texts_merge_in_time_and_old_files_open(tmp_path):
 
 SCALE = 256 + 4 * (2 * L + 1) * D + V * D  # where the first scale of the embedding lies, in version 2
 NUMBERS = [  # where a number of 32 bits is another one, and the line
-    (8, -24, "dim is -24, expected"), (16, 2**31 - 1, "layers is 2147483647, expected"),
-    (12, -20, "hidden_dim is -20"), (28, -300, "vocab_size is -300, expected"),
-    (37, -4, "group_size -4, expected"), (37, 7, "bytes, expected"), (4, 3, "has version 3"), (24, 3, "expected"),
-    (SCALE, -1, "negative scale or NaN"), (256, 0x7FC00000, "holds NaN or infinity"),
-    (SCALE, 0x7F7FFFFF, "holds NaN or infinity"),
+    (8, -24, "dim must be an integer"), (16, 2**31 - 1, "layers must be an integer"),
+    (12, -20, "hidden_dim and group_size must be positive, got -20"), (28, -300, "vocab_size must be an integer"),
+    (37, -4, "must be positive, got 20 and -4"), (37, 7, "for a model of this shape"),
+    (4, 3, "got version 3"), (24, 3, "for a model of this shape"),
+    (SCALE, -1, "must have scales of 0 or more"), (256, 0x7FC00000, "must hold finite numbers"),
+    (SCALE, 0x7F7FFFFF, "must hold finite numbers"),
 ]  # fmt: skip
 PIECES = [  # what becomes of the vocabulary, and the line
     (lambda found: found[:200], "token 200 is not <0xC5>"),
     (lambda found: found[:3] + found[4:], "token 3 is not"),
     (lambda found: [*found, (b"x", float("nan"))], "token 300 is cut off or damaged"),
-    (lambda found: [*found, (b"xy", 0.0)], "tokenizer has 301 tokens, expected at most the model's 300"),
+    (lambda found: [*found, (b"xy", 0.0)], "tokenizer must have at most the model's 300 tokens, got 301"),
 ]
 
 
@@ -184,7 +185,11 @@ def test_damaged_files_are_refused(tmp_path):
     write(good, weights(False), 2, False)
     whole, vocabulary = good.read_bytes(), tokenizer_bin(tmp_path / "tokenizer.bin", pieces())
     spoilt = [(whole[:at] + struct.pack("<i", value) + whole[at + 4 :], told) for at, value, told in NUMBERS]
-    spoilt += [(whole[:-1], "bytes, expected"), (whole[:20], "has version 0"), (b"", "has version 0 and 0 bytes")]
+    spoilt += [
+        (whole[:-1], "for a model of this shape"),
+        (whole[:20], "got version 0"),
+        (b"", "got version 0 and 0 bytes"),
+    ]
     for content, told in spoilt:
         file.write_bytes(content)
         assert told in error_of(formats.import_run, file, run, vocabulary) and not run.exists()
@@ -195,7 +200,7 @@ def test_damaged_files_are_refused(tmp_path):
     for named in ((vocabulary,), ()):
         assert "is cut off" in error_of(formats.import_run, good, run, *named)
     vocabulary.unlink()
-    assert "expected --tokenizer FILE" in error_of(formats.import_run, good, run)
+    assert "with --tokenizer" in error_of(formats.import_run, good, run)
     assert "no such file, expected a Hugging Face" in error_of(formats.import_run, tmp_path / "no", run)
 
 

@@ -49,8 +49,7 @@ def said(chat: Chat, text: str, **options) -> str:
 
 @settings(max_examples=30)
 @given(
-    st.text(st.sampled_from(f"ab ü\n{USER}{ASSISTANT}{END_OF_TEXT}")),
-    st.sampled_from([USER, ASSISTANT, END_OF_TEXT]),
+    st.text(st.sampled_from(f"ab ü\n{USER}{ASSISTANT}{END_OF_TEXT}")), st.sampled_from([USER, ASSISTANT, END_OF_TEXT])
 )
 def test_nobody_can_type_a_marker(text, marker):
     ids = encode_turn(TOKENIZER, text + marker + text)
@@ -79,9 +78,9 @@ def test_a_reply_holds_no_marker_and_no_id_without_a_token(wanted):
 @pytest.mark.parametrize(
     "names, template, message",
     [
-        ((), "plain", r"tokenizer has no .*<\|assistant\|>, expected"),
-        ((END_OF_TEXT,), "plain", r"tokenizer has no .*<\|assistant\|>, expected"),
-        ((END_OF_TEXT, USER, ASSISTANT), "x", "template is 'x', expected one of plain, alpaca"),
+        ((), "plain", r"tokenizer must have the token .*<\|assistant\|>: fine-tune"),
+        ((END_OF_TEXT,), "plain", r"tokenizer must have the token .*<\|assistant\|>: fine-tune"),
+        ((END_OF_TEXT, USER, ASSISTANT), "x", "template must be one of plain, alpaca, got 'x'"),
     ],
 )
 def test_models_that_cannot_chat_are_refused(model, names, template, message):
@@ -136,9 +135,9 @@ def test_a_text_too_long_is_refused_and_nothing_is_lost(model):
     chat = Chat(model, TOKENIZER)
     said(chat, "ab", tokens=3)
     before = (list(chat.turns), [list(row) for row in chat.rows])
-    with pytest.raises(NanoEulerError, match="text has 49 tokens with its markers, expected at most 46: the model re"):
+    with pytest.raises(NanoEulerError, match="text must have at most 46 tokens with its markers, got 49: the context"):
         said(chat, "x" * 47)
-    with pytest.raises(NanoEulerError, match="temperature is -1"):
+    with pytest.raises(NanoEulerError, match="temperature must be 0 to 100, got -1"):
         said(chat, "ab", temperature=-1)
     assert (chat.turns, chat.rows) == before
     assert len(said(chat, "x" * 44, tokens=9)) <= 3  # what room there is, is used

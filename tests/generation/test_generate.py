@@ -70,7 +70,7 @@ def test_extreme_logits():
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("bad", [[np.nan, 0.0], [np.inf, 0.0], [-np.inf, -np.inf]])
 def test_logits_that_are_refused(bad, temperature):
-    with pytest.raises(NanoEulerError, match=r"the largest logit is .*, expected a finite number"):
+    with pytest.raises(NanoEulerError, match=r"the largest logit must be finite, got .*"):
         sample(np.array(bad), np.random.default_rng(0), temperature)
 
 
@@ -80,7 +80,7 @@ def test_logits_that_are_refused(bad, temperature):
 ])  # fmt: skip
 def test_sample_refuses(name, values, expected):
     for value in values:
-        with pytest.raises(NanoEulerError, match=f"{name} is {value}, expected {expected}"):
+        with pytest.raises(NanoEulerError, match=f"{name} must be {expected}, got {value}"):
             sample(np.zeros(3), np.random.default_rng(0), **{name: value})
 
 
@@ -112,13 +112,6 @@ def test_greedy_text_is_the_most_likely_token_each_time(model, prompt, penalty, 
     found = greedy_by_whole_passes(model, ids, 60, tokenizer.vocab_size, penalty)[len(ids) :]
     expected = tokenizer.decode([i for i in found if i != 257])
     assert generate(model, tokenizer, prompt, 60, temperature=0, repetition_penalty=penalty) == expected
-
-
-def test_the_end_marker_is_not_penalised():
-    likely = favouring({97: 0.35, 98: 0.25, 257: 0.4})  # it stands before the prompt as well
-    assert generate(likely, WITH_END, "c", 9, temperature=0, repetition_penalty=5.0) == ""
-    likely = favouring({97: 0.5, 98: 0.4, 257: 0.1})
-    assert generate(likely, WITH_END, "c", 2, temperature=0, repetition_penalty=5.0) == "ab"
 
 
 @settings(max_examples=60)

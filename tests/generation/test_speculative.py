@@ -230,10 +230,10 @@ def test_ids_without_a_token_are_not_drawn():
 @pytest.mark.parametrize(
     "heads, propose, options, message",
     [
-        (3, -1, {}, "propose is -1, expected 0 to 2: the model has 2 later heads"),
-        (3, 3, {}, "propose is 3, expected 0 to 2: the model has 2 later heads"),
-        (1, 1, {}, "propose is 1, expected 0 to 0"),
-        (3, 2, {"temperature": -1}, "temperature is -1"),
+        (3, -1, {}, "propose must be 0 to 2, the model's number of later heads, got -1"),
+        (3, 3, {}, "propose must be 0 to 2, the model's number of later heads, got 3"),
+        (1, 1, {}, "propose must be 0 to 0, .*, got 1"),
+        (3, 2, {"temperature": -1}, "temperature must be 0 to 100, got -1"),
     ],
 )
 def test_what_speculation_refuses(heads, propose, options, message):

@@ -27,5 +27,5 @@ def test_rows_of_all_lengths_read_as_alone():
     rows = [row_of(text, tokenizer) for text in ("Käthe had borrowed the hen from Grete.", "Grete", "")]
     for row, stream in zip(rows, streams(model, rows, at_once=2), strict=True):
         assert np.allclose(stream, residuals(model, row), atol=1e-4)
-    with pytest.raises(NanoEulerError, match="a row has 129 tokens, expected at most 128"):
+    with pytest.raises(NanoEulerError, match="a row must have at most 128 tokens, the context, got 129"):
         streams(model, [np.zeros(129, int)])

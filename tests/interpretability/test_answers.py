@@ -9,7 +9,6 @@ from oracles import error_of
 
 from nanoeuler_book.interpretability import answers
 from nanoeuler_book.interpretability.answers import score
-from nanoeuler_book.interpretability.edits import random_subspace
 from nanoeuler_book.interpretability.posteriors import FACTS, belief
 from nanoeuler_lib.command import cli
 from nanoeuler_lib.config import ModelConfig
@@ -44,16 +43,17 @@ def test_the_twin_scores_one_and_nothing_done_scores_nothing(key):
 
 
 def test_the_chapters_methods_are_ordered_as_they_must_be(key):
-    found = {
-        row["method"]: row["closed"] for row in answers.rows(key._replace(subspace=key.subspace[:2])) if row["depth"]
-    }
+    rows = [row for row in answers.rows(key._replace(subspace=key.subspace[:2])) if row["depth"]]
+    found, new, old = ({row["method"]: row[what] for row in rows} for what in ("closed", "new", "old"))
     assert found["patch"] > 0.97 and found["causal subspace"] > found["all but it"] + 0.5
     assert found["probe, strong penalty"] > found["probe, weak penalty"] and found["random, as far"] < 0.5
+    assert new["patch"] > 0.5 > 0.1 > old["patch"] and old["all but it"] > 0.5 > 0.1 > new["all but it"]
+    assert max(new["old name erased"], old["old name erased"]) < 0.5 and found["old name erased"] > 0.2  # only erases
 
 
 def test_subspaces_and_readings_have_their_bounds(key):
     assert score(key, 1, basis=key.subspace[1] @ RNG.normal(size=(6, 6)))["inside"] == pytest.approx(1)
-    by_luck = [score(key, 1, basis=random_subspace(128, 6, RNG)) for _ in range(40)]
+    by_luck = [score(key, 1, basis=np.linalg.qr(RNG.normal(size=(128, 6)))[0]) for _ in range(40)]
     assert np.mean([luck["inside"] for luck in by_luck]) == pytest.approx(by_luck[0]["by_chance"], abs=0.02)
     part = key.held
     assert np.allclose(part.posterior.sum(axis=1), 1) and part.places.shape[1] == len(part.posterior) == 48
@@ -101,25 +101,25 @@ def test_a_key_is_read_back_as_it_was_and_only_for_its_model(key, tmp_path):
         assert score(again, depth, basis=key.subspace[depth], read=lambda x: key.held.posterior)["inside"] > 1 - 1e-6
     head = json.loads((tmp_path / "key" / "answers.json").read_text("utf-8"))
     assert head["seed"] == 3 and [len(head["texts"][part]) for part in ("learn", "held")] == [6, 6]
-    with pytest.raises(NanoEulerError, match=r"model is .*, expected "):
+    with pytest.raises(NanoEulerError, match=r"model must be .*, got "):
         answers.load(tmp_path / "key", GPT(MODEL.config, seed=1))
     arrays = tmp_path / "key" / "answers.npz"
     arrays.write_bytes(arrays.read_bytes()[:-2000])
-    with pytest.raises(NanoEulerError, match=r"SHA-256 of answers\.npz is"):
+    with pytest.raises(NanoEulerError, match=r"SHA-256 of answers\.npz must be"):
         answers.load(tmp_path / "key", MODEL)
-    with pytest.raises(NanoEulerError, match="holds no answers that can be read"):
+    with pytest.raises(NanoEulerError, match=r"cannot read answers\.json and answers\.npz"):
         answers.load(tmp_path / "other", MODEL)
 
 
 WRONG = [  # what is scored, what is said
-    (dict(depth=5, edit=lambda x: x.twin), "depth is 5, expected 0 to 4"),
-    (dict(depth=4, basis=np.eye(128)), "depth is 4, expected 0 to 3"),
-    (dict(depth=1, edit=lambda x: x.twin[:, 1:]), r"edit gave float32 \[6, 127\], expected finite numbers \[6, 128\]"),
-    (dict(depth=1, edit=lambda x: x.twin * float("nan")), r"edit gave float32 \[6, 128\], expected finite"),
-    (dict(depth=1, basis=np.ones(128)), r"basis is \[128\], expected \[128, k\]"),
+    (dict(depth=5, edit=lambda x: x.twin), "depth must be 0 to 4, got 5"),
+    (dict(depth=4, basis=np.eye(128)), "depth must be 0 to 3, got 4"),
+    (dict(depth=1, edit=lambda x: x.twin[:, 1:]), r"edit must give finite numbers \[6, 128\], got float32 \[6, 127\]"),
+    (dict(depth=1, edit=lambda x: x.twin * float("nan")), r"edit must give finite numbers \[6, 128\], got float32"),
+    (dict(depth=1, basis=np.ones(128)), r"basis must be \[128, k\], got \[128\]"),
     (
         dict(depth=1, read=lambda x: np.ones((48, 1))),
-        r"read gave float64 \[48, 1\], expected finite numbers \[48, 13\]",
+        r"read must give finite numbers \[48, 13\], got float64 \[48, 1\]",
     ),
 ]
 
@@ -132,10 +132,10 @@ def test_wrong_results_get_one_line_and_no_number(given, said, key):
 
 def test_a_key_without_posteriors_and_a_model_without_room_are_refused(key):
     bare = key._replace(held=key.held._replace(posterior=np.zeros((48, 0))))
-    with pytest.raises(NanoEulerError, match="the key has no posteriors"):
+    with pytest.raises(NanoEulerError, match="the key must have posteriors"):
         score(bare, depth=1, read=lambda x: x)
     small = GPT(ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=64, vocab_size=512, predict=1))
-    with pytest.raises(NanoEulerError, match="of context 64, expected a GPT with one of at least 128 tokens"):
+    with pytest.raises(NanoEulerError, match="must be a GPT with a context of at least 128 tokens"):
         answers.make(small, TOKENIZER)
 
 
@@ -143,15 +143,15 @@ def test_the_command_writes_a_key_and_refuses_in_one_line(tmp_path, capsys, monk
     monkeypatch.chdir(tmp_path)
     assert cli.main(["answers", "--out", "key", "--pairs", "2", "--told", "2", "--seed", "4", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["pairs"], told["told"], told["seed"]) == (2, 2, 4) and len(told["rows"]) == 24
+    assert (told["pairs"], told["told"], told["seed"]) == (2, 2, 4) and len(told["rows"]) == 28
     found = answers.load(tmp_path / "key", MODEL)
     row = next(row for row in told["rows"] if row["method"] == "patch" and row["depth"] == 1)
     assert row["closed"] == score(found, 1, lambda x: x.twin)["closed"] and found.held.posterior.shape == (16, 13)
     for words, expected in (
-        ("--out key", "key: exists already, expected a new name"),
-        ("--out new --pairs 1", "there are to be 1 pairs, expected 2 to 500"),
-        ("--out new --told 3", "told is 3, expected 1 or 2 steps of an errand"),
-        ("--out new --seed -1", "--seed is -1, expected 0 or more"),
+        ("--out key", "key: already exists: choose a new name"),
+        ("--out new --pairs 1", "the number of pairs must be 2 to 500, got 1"),
+        ("--out new --told 3", "told must be 1 or 2, the number of steps in the prompts, got 3"),
+        ("--out new --seed -1", "--seed must be 0 or more, got -1"),
         ("--out new --run none", "none: no such folder, expected a checkpoint or a run folder"),
     ):
         assert cli.main(["answers", *words.split()]) == 2

@@ -41,7 +41,7 @@ def test_nothing_edited_is_the_model(small, kept):
         assert np.abs(found - log_p).max() < 1e-12
     assert np.array_equal(kept[0][STREAM, 0], small.params["embed"][BATCH.story])
     assert np.allclose(kept[0]["weights", 1].sum(axis=-1), 1)
-    with pytest.raises(NanoEulerError, match=r"no site \('heads', 3\), expected"):
+    with pytest.raises(NanoEulerError, match=r"a site must be .*, got \('heads', 3\)"):
         forward(small, BATCH.story, {(HEADS, 3): lambda x: x})
 
 
@@ -76,7 +76,7 @@ def test_the_gradient_from_a_stream_on_is_the_difference_quotient(small, kept, d
     direction, eps = RNG.normal(size=stream.shape), 1e-5
     up, down = (edits.gradient(small, BATCH, depth, stream + s * direction)[0] for s in (eps, -eps))
     assert np.allclose((up - down) / (2 * eps), (found * direction).sum(axis=(1, 2)), rtol=1e-6)
-    with pytest.raises(NanoEulerError, match="depth is 3, expected 0 to 2"):
+    with pytest.raises(NanoEulerError, match="depth must be 0 to 2, so that a block is above it, got 3"):
         edits.gradient(small, BATCH, 3, stream)
 
 
@@ -109,7 +109,7 @@ def test_the_subspace_that_carries_the_effect_is_found():
     basis, best = edits.causal_subspace(difference, gradients, 3)
     carried = lambda P: ((difference @ P) * (gradients @ P)).sum() / 400
     assert carried(basis) == pytest.approx(best.sum())
-    others = [edits.random_subspace(20, 3, RNG) for _ in range(50)]
+    others = [np.linalg.qr(RNG.normal(size=(20, 3)))[0] for _ in range(50)]
     assert all(carried(P) < carried(basis) for P in [*others, np.eye(20)[:, -3:], hidden])
     shares = [edits.share_inside(hidden[:, 0], P) for P in others]
     assert np.mean(shares) == pytest.approx(3 / 20, abs=0.05)
@@ -122,7 +122,3 @@ def test_moves_go_where_they_should_and_as_far():
     assert np.allclose(edits.share_inside(moved - at, direction[0][:, None] / np.linalg.norm(direction[0]))[0], 1)
     random = edits.random_moves(at, moved, RNG)
     assert np.allclose(np.linalg.norm(random - at, axis=1), np.linalg.norm(moved - at, axis=1))
-    effect = lambda x: float(((x - at) ** 2).sum())
-    strong, scale = edits.scaled_moves(effect, at, random, 9 * effect(random))
-    assert effect(strong) == pytest.approx(9 * effect(random), rel=0.05) and scale == pytest.approx(3, rel=0.02)
-    assert edits.scaled_moves(effect, at, random, 1e9)[1] == 32

@@ -19,7 +19,6 @@ TOKENIZER = load_pretrained()[1]
 FINAL = {  # what a whole story says
     "culprit": lambda tale: str(tale["culprit"]),
     "holder": lambda tale: str(tale["taker"]),
-    "witness": lambda tale: tale.labels[2],
     "way back": lambda tale: tale.labels[3],
     "thing": lambda tale: str(tale["thing"]),
 }
@@ -43,19 +42,6 @@ TOY = {  # a kind's globals in a town of few people, two templates a step
         ERRAND_CHASE=("{b} asked {a}.", "{b} blamed {taker}."),
         PEOPLE=(KAETHE, JUERGEN, GOLDBACH, MOELLER),
     ),
-    "belief": dict(
-        BELIEF=("{a} and {b} hid {small} in {place}.", "{b} helped {a} to hide {small} in {place}."),
-        BELIEF_MOVES=("{mover} moved it to {other}, without {out}.", "without {out} {mover} hid it in {other}."),
-        BELIEF_WITNESS={
-            "saw": ("{home} saw it and kept silent.", "{home} watched."),
-            "slept": ("{home} slept.",),
-            "told": ("{home} saw it and told {out}.", "{out} heard of it."),
-        },
-        BELIEF_FALSE=("{out} searched {place}.",),
-        BELIEF_TRUE=("{out} tried {other}.",),
-        PEOPLE=(KAETHE, JUERGEN, JOHANNA),
-        PLACES=STORIES.PLACES[:2],
-    ),
     "walk": dict(
         WALK=("{a} left {shore} with {thing}.", "from {shore} {a} took {thing}."),
         WALK_OUT=("{a.he} took {out} to {out.to}.", "over {out} {a.he} came to {out.to}."),
@@ -74,9 +60,8 @@ def test_beliefs_are_the_shares_of_all_stories_of_a_toy_town(name, monkeypatch):
     """To the end of the story, by token prefixes: whole stories are counted whose tokens begin as ours."""
     kind = FACTS[name].kind if name in FACTS else "walk"
     people = TOY[kind]["PEOPLE"]
-    toy = {**TOY[kind], "THINGS": STORIES.THINGS[:2], "SMALL": STORIES.SMALL[:2], "CRIMES": STORIES.CRIMES[:1]}
-    roles = dict(a=people, b=people, c=people, thing=toy["THINGS"], small=toy["SMALL"], crime=toy["CRIMES"])
-    roles |= dict(place=toy.get("PLACES", ()), shore=STORIES.SHORES[:1])
+    toy = {**TOY[kind], "THINGS": STORIES.THINGS[:2], "CRIMES": STORIES.CRIMES[:1]}
+    roles = dict(a=people, b=people, c=people, thing=toy["THINGS"], crime=toy["CRIMES"], shore=STORIES.SHORES[:1])
     toy["ROLES"] = STORIES.ROLES | roles
     play = STORIES.KINDS[kind][1]
     toy["KINDS"] = {kind: (toy[kind.upper()], lambda tale: play(tale)[:1])}  # one question suffices
@@ -105,7 +90,7 @@ def test_a_real_story_ends_certain_and_says_how_many_steps_are_told(name):
     text = sample(4, FACTS[name].kind).text
     found = belief(text, TOKENIZER, FACTS[name])
     assert found.beliefs[-1].max() == 1 == found.beliefs[-1, found.state] and found.entropy[-1] == 0
-    assert np.allclose(found.beliefs.sum(axis=1), 1) and found.entropy[0] >= 1
+    assert np.allclose(found.beliefs.sum(axis=1), 1) and found.entropy[0] >= 1 - 1e-12
     assert found.steps[0] == 0 and set(np.diff(found.steps)) == {0, 1}
 
 

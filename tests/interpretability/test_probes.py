@@ -43,7 +43,7 @@ def test_a_linear_probe_wins_the_bound_where_logits_are_linear():
     assert score(given, given.x[0], "prior").won == 0
     for kind in ("linear", "hidden", "ridge"):  # what belongs to others is not to be read
         assert abs(score(given.shuffled(2), given.x[0], kind).won) < 0.02
-    with pytest.raises(NanoEulerError, match="kind of probe is 'deep', expected prior, ridge"):
+    with pytest.raises(NanoEulerError, match="kind must be prior, ridge, linear or hidden, got 'deep'"):
         score(given, given.x[0], "deep")
 
 
@@ -103,7 +103,7 @@ def test_sites_are_where_the_readings_say_and_the_bound_is_the_information():
     assert given.last[0].tolist() == [-1] * 6 + [0]
     assert np.allclose(given.x[:, 4], model_stream(model, readings[1].row[:10])[:, 9], atol=1e-5)
     assert not last_tokens(given, model.params["embed"])[0, : 6 * 16].any()
-    with pytest.raises(NanoEulerError, match="no site of kind 'last' is for choose, test, train"):
+    with pytest.raises(NanoEulerError, match="must have sites of kind 'last', got none in choose, test, train"):
         given.of("last")
     first = given.of("first")
     assert first.x.shape[1] == 3000 and set(PARTS) == {"train", "choose", "test"} == set(first.parts)

@@ -1,13 +1,12 @@
 """Rumours: the closed forms against counting, and seeds that do not move."""
 
-from collections import defaultdict
 from itertools import product
 
 import numpy as np
 import pytest
 
 from konigsberg import rumours
-from konigsberg.rumours import ID, PLACES, RATE, WORDS, law, posterior, sample
+from konigsberg.rumours import ID, PLACES, RATE, law, posterior, sample
 
 
 def test_the_posterior_and_the_law_are_those_of_all_worlds():
@@ -30,26 +29,6 @@ def test_the_posterior_and_the_law_are_those_of_all_worlds():
                 assert np.allclose(next_words[7 + 4 * told, [ID[place] for place in PLACES]], ahead, atol=1e-12)
 
 
-def test_beliefs_and_laws_are_the_shares_of_what_is_drawn():
-    """3,000 rumours: whatever the beliefs or a law say, with so much confidence, is so in that share of cases."""
-    predicted, happened = defaultdict(list), defaultdict(list)
-    for rumour in rumours.rumours(3_000, 5):
-        text = rumour.text.rpartition(" found ")[0]
-        words = text.split()
-        if len(words) > 25:
-            continue
-        place, word = np.array(PLACES) == rumour.place, np.array(WORDS) == words[-2]
-        for kind, (p, truth) in enumerate([(posterior(text)[-1], place), (law(text)[-3], word)]):
-            levels = np.digitize(p, (0.02, 0.1, 0.3, 0.6, 0.9))
-            for level in np.unique(levels):
-                predicted[kind, level].append(p[levels == level].sum())
-                happened[kind, level].append(truth[levels == level].sum())
-    assert len(predicted) > 8
-    for level, p in predicted.items():
-        gap = np.array(p) - happened[level]
-        assert abs(gap.mean()) < 4 * gap.std() / len(gap) ** 0.5 + 1e-12, level
-
-
 def test_laws_sum_to_one_allow_what_is_drawn_and_refuse_what_is_not():
     told = "Hinrich misses the globe . Grete says chest . Euler says cradle . Murr says boot ."
     assert sample(0).text.startswith(told)
@@ -60,5 +39,5 @@ def test_laws_sum_to_one_allow_what_is_drawn_and_refuse_what_is_not():
         assert np.array_equal(rumours.corpus(3, seed)[0, 1 : len(rumour.ids) + 1], rumour.ids)
         assert laws[-1, 0] == 1 and posterior(rumour.text)[-1, PLACES.index(rumour.place)] == 1
     assert 0.28 < np.mean([len(sample(seed).ids) == rumours.LONGEST for seed in range(200)]) < 0.5  # 0.9^9 is 0.39
-    with pytest.raises(rumours.KonigsbergError, match="word 5 is 'found', expected one of Jürgen, Goldbach"):
+    with pytest.raises(rumours.KonigsbergError, match="word 5 of a rumour must be one of Jürgen, Goldbach"):
         posterior("Käthe misses the hen . found in oven .")

@@ -7,7 +7,7 @@ nothing of the generator's bookkeeping.
 import re
 from collections import Counter, defaultdict
 from itertools import combinations, pairwise
-from math import log2, sqrt
+from math import log2
 
 import numpy as np
 import pytest
@@ -31,12 +31,6 @@ def test_a_text_gives_its_derivation_back():
 # Tokens ---------------------------------------------------------------------------------------------------------------
 
 
-def by_words(story):
-    """The words of a story with their spaces, and what the source knows of them as tokens."""
-    pieces = re.findall(r" ?\w+| ?[^\w\s]+|\n", story.text)
-    return pieces, konigsberg.token_truth(story.text, [len(piece.encode()) for piece in pieces])
-
-
 @pytest.mark.parametrize("kind", konigsberg.KINDS)
 def test_the_sources_tokens_cost_what_the_story_costs(kind):
     """By tokens of any length the costs are as many bits as by bytes; where a token is a byte, they are the same."""
@@ -52,44 +46,6 @@ def test_the_sources_tokens_cost_what_the_story_costs(kind):
             assert tokenizer is TOKENIZER or np.allclose(costs, by_bytes, atol=1e-9)
             with pytest.raises(ValueError, match="read-only"):
                 costs[0] = 0  # kept for the next who asks
-
-
-def test_the_source_says_what_many_stories_do():
-    """Counted over stories drawn from the source: the first token, and what follows some beginnings."""
-    drawn = [TOKENIZER.encode(story.text[:60]).tolist() for story in SAMPLE]
-    ids, rows = town.next_tokens(konigsberg.sample(11, "errand").text, TOKENIZER)
-    for at in (0, 1, 2, 3):
-        followers = Counter(story[at] for story in drawn if story[:at] == ids[:at])
-        n = followers.total()
-        assert n > 90 and followers.keys() <= rows[at].keys()
-        for token, p in rows[at].items():
-            assert abs(followers[token] - n * p) <= 5 * sqrt(n * p * (1 - p)) + 1, (at, token)
-
-
-def test_answers_are_facts():
-    """The word with which an answer parts from the others is a FACT, and some are far."""
-    far = 0
-    for story in SAMPLE[:100]:
-        asked = next((q for q in story.questions if story.text.endswith(f"\n{q.text} {q.answer}")), None)
-        if asked is None:
-            assert story.text.endswith("\nEnde.")
-            continue
-        start = len(story.text.encode()) - len(asked.answer.encode())
-        truth = konigsberg.token_truth(story.text, [start] + [1] * len(asked.answer.encode()))
-        assert konigsberg.FACT in truth.tag[1:], story.text
-        far += truth.words.max() > 10
-    assert far > 15
-
-
-def test_distance_is_counted_in_words_of_the_text():
-    for story in SAMPLE[:20]:
-        pieces, truth = by_words(story)
-        ends = np.cumsum([len(step.encode()) for step in story.steps])
-        for i in np.nonzero(truth.tag == konigsberg.FACT)[0]:
-            begin = len("".join(pieces[:i]).encode())
-            told = begin - truth.bytes[i]
-            assert told == begin or told in ends
-            assert len(re.findall(rb"\S+(?=\s)", story.text.encode()[told : begin + 1])) == truth.words[i]
 
 
 # The stories ----------------------------------------------------------------------------------------------------------

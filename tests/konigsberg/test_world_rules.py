@@ -88,13 +88,14 @@ FROM_SEEDS = {  # models and figures were made of them
     "a151b4b667ab7226": lambda: [vars(konigsberg.preference(seed)) for seed in range(24)],
     "97dff8fffe0ec7af": lambda: [vars(konigsberg.route_problem(seed)) for seed in range(80)],
     "36ef54b63913e998": lambda: konigsberg.corpus(2000, 3),
+    "639f1f413cd626ff": lambda: [rumours.sample(seed).text for seed in range(300)],
     "ac70d11078231417": lambda: konigsberg_examples(250, 7, reworded=True),
 }
 
 
 @pytest.mark.parametrize("expected", FROM_SEEDS)
 def test_a_seed_always_gives_the_same(expected):
-    """Stories with facts, questions and derivation, preferences, routes, the corpus, and other wordings."""
+    """Stories with facts, questions and derivation, preferences, routes, the corpus, rumours, and other wordings."""
     assert digest(FROM_SEEDS[expected]()) == expected
 
 
@@ -117,20 +118,26 @@ def test_what_each_byte_and_token_costs_stays():
 
 STORY = konigsberg.sample(2).text
 SIZE = len(STORY.encode())
-NO_KIND = f"there is no kind of story 'opera', expected one of {', '.join(konigsberg.KINDS)}$"
-NO_STORY = "not a story of Königsberg: nothing there goes on like byte"
+NO_KIND = f"kind must be one of {', '.join(konigsberg.KINDS)}, got 'opera'$"
+NO_STORY = "not a story of Königsberg: no story continues with "
 REFUSED = [
     (lambda: konigsberg.sample(1, "opera"), NO_KIND),
     (lambda: konigsberg.preference(1, "opera"), NO_KIND),
-    (lambda: konigsberg.corpus(0, 0), "the corpus is to have 0 bytes, expected at least 1$"),
-    (lambda: konigsberg.corpus(-3, 0), "the corpus is to have -3 bytes, expected at least 1$"),
-    (lambda: konigsberg.token_truth(STORY, [SIZE, 1]), f"the tokens have {SIZE + 1} bytes in all, expected {SIZE} as"),
-    (lambda: konigsberg.token_truth(STORY, [SIZE, -1]), f"the tokens have {SIZE - 1} bytes in all, expected {SIZE} as"),
+    (lambda: konigsberg.corpus(0, 0), "n_bytes must be at least 1, got 0$"),
+    (lambda: konigsberg.corpus(-3, 0), "n_bytes must be at least 1, got -3$"),
+    (
+        lambda: konigsberg.token_truth(STORY, [SIZE, 1]),
+        f"lengths must add up to the story's {SIZE} bytes, got {SIZE + 1}$",
+    ),
+    (
+        lambda: konigsberg.token_truth(STORY, [SIZE, -1]),
+        f"lengths must add up to the story's {SIZE} bytes, got {SIZE - 1}$",
+    ),
     (
         lambda: konigsberg.parse(STORY + " More."),
-        f"the story is over at byte {SIZE}, found b' More.' after",
+        f"the text must end with the story, at byte {SIZE}, got b' More.' after",
     ),
-    (lambda: konigsberg.parse("Once upon a time there was"), f"{NO_STORY} 2, b'ce upon a time there'$"),
+    (lambda: konigsberg.parse("Once upon a time there was"), f"{NO_STORY}b'ce upon a time there' at byte 2$"),
     (lambda: next_tokens("Euler sold the moon.", Tokenizer([])), NO_STORY),
 ]
 

@@ -117,11 +117,11 @@ def test_a_token_allocates_little():
 @pytest.mark.parametrize(
     "seen, tokens, message",
     [
-        (0, [0] * 12, "context is 11, 0 used: got 12 tokens, expected 1 to 11"),
-        (0, [], "0 used: got 0 tokens, expected 1 to 11"),
-        (11, [0], "11 used: got 1 tokens, expected 1 to 0"),
-        (0, [-1], r"tokens lie in -1\.\.-1, expected 0\.\.6"),
-        (1, [3, 7], r"tokens lie in 3\.\.7, expected 0\.\.6"),
+        (0, [0] * 12, r"number of tokens must be 1 to 11 \(0 of 11 positions are used\), got 12"),
+        (0, [], r"must be 1 to 11 \(0 of 11 positions are used\), got 0"),
+        (11, [0], r"must be 1 to 0 \(11 of 11 positions are used\), got 1"),
+        (0, [-1], r"tokens must be in 0\.\.6, got -1\.\.-1"),
+        (1, [3, 7], r"tokens must be in 0\.\.6, got 3\.\.7"),
     ],
 )
 def test_what_a_decoder_refuses(seen, tokens, message):

@@ -93,9 +93,9 @@ def cube_input():
 def test_the_layer_check_of_a_right_layer_and_of_other_shapes():
     forward, right = lambda w: (w**3, w), lambda dy, w: 3 * w**2 * dy
     assert check_layer(forward, right, {"w": cube_input()})[0].ok
-    with pytest.raises(NanoEulerError, match=r"gradient of w is \[4, 3\], expected \[3, 4\]"):
+    with pytest.raises(NanoEulerError, match=r"gradient of w must be \[3, 4\], got \[4, 3\]"):
         check_layer(forward, lambda dy, w: right(dy, w).T, {"w": cube_input()})
-    with pytest.raises(NanoEulerError, match="backward returned 2 gradients, expected 1"):
+    with pytest.raises(NanoEulerError, match=r"backward must return 1 gradients.*, got 2"):
         check_layer(forward, lambda dy, w: (w, w), {"w": cube_input()})
 
 
@@ -153,15 +153,6 @@ def test_check_batch_is_drawn_from_the_seed():
 # The difference quotient.
 
 
-@pytest.mark.parametrize("f, slope", [
-    (np.sin, np.cos), (np.prod, lambda x: x.prod() / x), (lambda x: 7.0, np.zeros_like),
-])  # fmt: skip
-@pytest.mark.parametrize("shape", [(3, 2, 2), ()])
-def test_quotient_meets_known_slopes(f, slope, shape):
-    x = np.array(np.random.default_rng(0).standard_normal(shape))
-    np.testing.assert_allclose(numeric_gradient(lambda: np.sum(f(x)), x), slope(x), rtol=1e-9, atol=1e-12)
-
-
 def test_order_of_the_quotient():
     """Halving h divides the error by 2^order; polynomials below that degree come out exactly."""
     x = np.array([0.7])
@@ -179,7 +170,7 @@ def test_quotient_puts_x_back_and_refuses_float32():
     before = x.copy()
     numeric_gradient(lambda: x[2].sum(), x)
     assert np.array_equal(x, before)
-    with pytest.raises(NanoEulerError, match="x is float32, expected float64"):
+    with pytest.raises(NanoEulerError, match="x must be float64, got float32"):
         numeric_gradient(lambda: 0.0, np.zeros(3, np.float32))
 
 

@@ -533,8 +533,5 @@ def test_planting_leaves_no_trace():
             raise ZeroDivisionError
     assert before == (reference.rmsnorm_backward, cpu.attention_back, ops.active().attention_back)
     assert ops.FUNCTIONS["rmsnorm_backward"] is reference.rmsnorm_backward
-    with (
-        pytest.raises(AssertionError, match="stands 0 times"),
-        planted("ops.cpu.linear", ("no such text", "")),
-    ):
+    with pytest.raises(AssertionError, match="stands 0 times"), planted("ops.cpu.linear", ("no such text", "")):
         pass

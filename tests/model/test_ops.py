@@ -271,9 +271,9 @@ def first_of(change):
 
 FAILS = {
     "raises": (lambda result: 1 / 0, "ZeroDivisionError at `return fails(function(*arguments))"),
-    "one row": (first_of(lambda x: x[..., :1]), "what it returns cannot be used, "),
-    "complex": (first_of(lambda x: x * 1j), "returned complex128 ["),
-    "none": (lambda result: None, "what it returns cannot be used, "),
+    "one row": (first_of(lambda x: x[..., :1]), "its return value cannot be used, "),
+    "complex": (first_of(lambda x: x * 1j), "got complex128 ["),
+    "none": (lambda result: None, "its return value cannot be used, "),
 }
 
 
@@ -330,11 +330,11 @@ def test_the_embedding_keeps_rows_and_positions():
 @pytest.mark.parametrize(
     "version, own, message",
     [
-        ("gpu2", {}, "expected 'cpu' or 'plain'"),
-        ("CPU", {}, "expected 'cpu' or 'plain'"),
-        (None, {"rmsnorm": max}, "no function 'rmsnorm' to replace, expected one of .*rmsnorm_forward"),
-        (None, {"rmsnorm_forward": None}, "rmsnorm_forward is None, expected a function"),
-        (None, {"kernels": {}}, r"kernels go into the engine: engine\.use\(kernels\)"),
+        ("gpu2", {}, "version must be 'cpu' or 'plain'"),
+        ("CPU", {}, "version must be 'cpu' or 'plain'"),
+        (None, {"rmsnorm": max}, "to replace must be one of .*rmsnorm_forward.*, got 'rmsnorm'"),
+        (None, {"rmsnorm_forward": None}, "rmsnorm_forward must be a function, got None"),
+        (None, {"kernels": {}}, r"use your kernels with engine\.use\(kernels\)"),
     ],
 )
 def test_use_refuses(version, own, message):
@@ -353,5 +353,5 @@ def test_a_plan_s_buffers_start_at_cache_lines_and_are_counted(dtype):
         assert buffer.ctypes.data % 64 == 0 and buffer.flags.c_contiguous and buffer.dtype == dtype, name
     assert plan.nbytes == sum(buffer.nbytes for buffer in plan.buffers.values())
     for time in (0, 10):
-        with pytest.raises(NanoEulerError, match=f"context is 9, got {time} tokens: expected 1 to 9"):
+        with pytest.raises(NanoEulerError, match=f"the number of tokens must be 1 to 9, the context, got {time}"):
             Plan(oracles.TINY, 2, time)

@@ -279,12 +279,7 @@ def test_a_step_and_its_moments(dtype):
 def test_what_a_model_gives(dtype):
     model = GPT(TINY, oracles.random_parameters(TINY, dtype=dtype))
     tokens, targets = check_batch(TINY, 2, 5, 0)
-    for result in (
-        model.hidden(tokens),
-        model.logits(tokens),
-        model.logits(tokens, 2),
-        model.losses(tokens, targets),
-    ):
+    for result in (model.hidden(tokens), model.logits(tokens), model.logits(tokens, 2), model.losses(tokens, targets)):
         assert result.dtype == dtype
     loss, grads = model.loss_and_gradients(tokens, targets)
     assert type(loss) is type(model.loss(tokens, targets)) is float and grads.flat.dtype == dtype

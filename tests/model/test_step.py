@@ -115,12 +115,12 @@ def test_memory_is_the_machines_or_a_containers(tmp_path, monkeypatch):
 
 
 def test_a_model_that_finds_no_room_is_refused(monkeypatch):
-    """Twelve bytes a parameter: it, its gradient and a moment."""
+    """Twelve bytes per parameter: it, its gradient and a moment."""
     config = preset("small")
     need = 12 * GPT(config).size
     for there in (need, None):
         monkeypatch.setattr("nanoeuler_lib.training.train.memory", lambda there=there: there)
         expect_memory(config)
     monkeypatch.setattr("nanoeuler_lib.training.train.memory", lambda: need - 1)
-    with pytest.raises(NanoEulerError, match=f"{need // 12:,} parameters: a run takes .* GiB at least, and this"):
+    with pytest.raises(NanoEulerError, match=f"got {need // 12:,} parameters, which need at least .* GiB: use"):
         expect_memory(config)

@@ -1,6 +1,5 @@
-"""Wrong answers by rule: a sample of each gap's is rejected by its check, or is known to be no mistake."""
+"""Wrong answers by rule: a sample of each gap's is rejected by its check, or is known not to be a mistake."""
 
-import ast
 import json
 import os
 import time
@@ -31,21 +30,6 @@ def test_ten_mutants_of_each_gap(number):
     assert [(gap, mutant.old, mutant.new) for gap, mutant, outcome in found if outcome == "survived"] == []
     listed = {key for key in cm.equivalents(cm.LISTED) if key[0] == number}
     assert listed <= {mutant.key(number) for gap in gaps for mutant in cm.mutants_of(gap, chapter, texts)}
-
-
-def test_every_mutant_is_another_program_and_none_comes_twice():
-    source = "def f(x, y):\n    'Words 1 + 2.'\n    return (x + y) @ x.swapaxes(-1, -2) / np.sqrt(x.shape[-1])"
-    texts = list(cm.python_mutants(source))
-    dumps = [ast.dump(ast.parse(text)) for text in [source, *texts]]
-    assert len(texts) > 20 and len(set(dumps)) == len(dumps)
-
-
-def test_kernels_are_changed_as_text_but_not_their_comments():
-    kernel = "%%cuda\n// i < n\nint i = blockIdx.x * 2;\nif (i < n) y[i] += x[i];\n__syncthreads();\n"
-    texts = list(cm.cuda_mutants(kernel))
-    assert all("// i < n\n" in text and text != kernel for text in texts)
-    for old, new in (("if (i < n)", "if (i <= n)"), ("2", "(2 + 1)"), ("+=", "="), ("__syncthreads();", "")):
-        assert kernel.replace(old, new) in texts
 
 
 def check_double(f):

@@ -1,4 +1,4 @@
-"""True on every machine: how outputs are compared, and the command that runs them as other processors would."""
+"""True on every machine: how the outputs of notebooks are compared."""
 
 import subprocess
 import sys
@@ -9,7 +9,6 @@ import pytest
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
 from tools.notebooks.compare import Output, differences  # noqa: E402
-from tools.release import portable  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SAME = [
@@ -61,26 +60,3 @@ def test_nbval_compares_so(tmp_path):
     assert "3 failed, 2 passed" in said and "on stderr: lock ed" in said
     assert "Cell 1" in said and "Cell 3" in said
     assert "Cell 2: 0.24 -> 0.25" in said and "1 numbers in 1 cells" in said
-
-
-@pytest.mark.full
-@pytest.mark.skipif(not portable.on_x86(), reason="the settings simulate x86-64 processors")
-def test_a_number_of_one_processor_fails_on_another(tmp_path, monkeypatch, capsys):
-    """A cell that prints what one setting alone prints passes there and is named under the other."""
-    for name in ("OPENBLAS_CORETYPE", "OMP_NUM_THREADS", "NPY_DISABLE_CPU_FEATURES"):
-        monkeypatch.setenv(name, "1")  # a machine's own choice, which must be unset
-    assert not [name for name in portable.clean_environment() if name.startswith(("OPENBLAS", "OMP", "NPY"))]
-    kernels = portable.kernels_here(portable.probe({}))[:2]
-    path = notebook(
-        tmp_path / "which.ipynb",
-        ("import threadpoolctl\nprint(threadpoolctl.threadpool_info())", ""),
-        ("import numpy, os\nprint(os.environ['OPENBLAS_CORETYPE'])", f"{kernels[0]}\n"),
-        unread=1,
-    )
-    monkeypatch.setattr(portable, "settings", lambda *_: [portable.Setting(k, "SSE4", 1) for k in kernels])
-    monkeypatch.setattr(portable, "LOGS", tmp_path / "logs")
-    monkeypatch.setattr(sys, "argv", ["portable", "--jobs", "1", str(path)])
-    assert portable.main() == 1
-    said = capsys.readouterr().out
-    assert f"| {kernels[0]}, SSE4, 1 | 2 | 0 | 0 |" in said and f"| {kernels[1]}, SSE4, 1 | 1 | 1 | 0 |" in said
-    assert f"under 1 of 2: {kernels[1]}, SSE4, 1" in said and "1 cells and tests failed" in said

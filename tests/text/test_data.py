@@ -100,7 +100,7 @@ def test_a_bad_byte_is_told_where_it_stands_in_the_file(tmp_path, size):
     """However the file is cut, within a character too."""
     for content, place, found in ((b"ab\xc3\xbc\xe2\x82x", 4, "e2"), (b"ab\xc3", 2, "c3"), (b"a\xff", 1, "ff")):
         (tmp_path / "text").write_bytes(content)
-        with pytest.raises(NanoEulerError, match=f"byte {place} is 0x{found}, expected UTF-8 text"):
+        with pytest.raises(NanoEulerError, match=f"must be UTF-8 text, got 0x{found} at byte {place}"):
             list(data.read_blocks(tmp_path / "text", size))
     (tmp_path / "text").write_bytes("aüb日\n".encode())
     assert "".join(data.read_blocks(tmp_path / "text", size)) == "aüb日\n"
@@ -110,30 +110,26 @@ NO_TEXT = {
     "none": (None, "no such file, expected a UTF-8 text file"),
     "a\0b": (None, "cannot be read (embedded null byte), expected a UTF-8 text file"),
     "x" * 300: (None, "cannot be read (File name too long), expected a UTF-8 text file"),
-    "empty": (b"", "holds 0 bytes and no text, expected UTF-8 text"),
-    "blank": (b" \n\t", "holds 3 bytes and no text, expected UTF-8 text"),
-    "nul": (b"ab\0c\0", "byte 2 is NUL, expected UTF-8 text, not a binary file"),
-    "latin": (b"abc\xfc", "byte 3 is 0xfc, expected UTF-8 text"),
-    "first": (b"\x8f", "byte 0 is 0x8f, expected UTF-8 text"),
-    "cut": ("aü".encode()[:2], "byte 1 is 0xc3, expected UTF-8 text"),
-    "behind the mark": (b"\xef\xbb\xbfabc\xfc", "byte 6 is 0xfc, expected UTF-8 text"),
-    "mark": (b"\xef\xbb\xbf", "holds 3 bytes and no text, expected UTF-8 text"),
-    **{f"utf{n}": ("ab".encode(f"utf{n}"), f"is UTF-{n}, expected UTF-8 text: save it as UTF-8, or see iconv")
-       for n in (16, 32)},
-    "big": ("ab".encode("utf-16-be"), "is UTF-16 without its mark, "
-            "expected UTF-8 text: save it as UTF-8, or see iconv"),
-    "zip": (b"PK\3\4\x14\0", "byte 5 is NUL, expected UTF-8 text, not a binary file"),
+    "empty": (b"", "must hold UTF-8 text, got 0 bytes without text"),
+    "nul": (b"ab\0c\0", "must be UTF-8 text, got NUL at byte 2: is it a binary file?"),
+    "first": (b"\x8f", "must be UTF-8 text, got 0x8f at byte 0"),
+    "behind the mark": (b"\xef\xbb\xbfabc\xfc", "must be UTF-8 text, got 0xfc at byte 6"),
+    **{f"utf{n}": ("ab".encode(f"utf{n}"), f"must be UTF-8 text, got UTF-{n}: save it as UTF-8, or convert it with "
+                   "iconv") for n in (16, 32)},
+    "big": ("ab".encode("utf-16-be"), "must be UTF-8 text, got UTF-16 "
+            "without its mark: save it as UTF-8, or convert it with iconv"),
+    "zip": (b"PK\3\4\x14\0", "must be UTF-8 text, got NUL at byte 5: is it a binary file?"),
     "short.gz": (gzip.compress(b"text" * 99)[:-9], "cannot be read (Compressed file ended before the end-of-stream "
                  "marker was reached), expected a UTF-8 text file"),
-    "a.jsonl": (b'{"text": "a"}\n\n["b"]', "line 3 has a list, expected an object with a text under text"),
-    "b.jsonl": (b'{"text": 1}', "line 1 has 1 under text, expected an object with a text under text"),
-    "c.jsonl": (b'{"messages": []}', "line 1 has keys ['messages'], expected an object with a text under text: "
+    "a.jsonl": (b'{"text": "a"}\n\n["b"]', 'line 3 must be an object with a text under "text", got a list'),
+    "b.jsonl": (b'{"text": 1}', 'line 1 must be an object with a text under "text", got 1 under text'),
+    "c.jsonl": (b'{"messages": []}', "line 1 must be an object with a text under \"text\", got keys ['messages']: "
                 "nanoeuler sft reads conversations"),
-    "d.jsonl": (b'{"text": null}\n{"text": " "}', "holds no text under text, expected one or more"),
-    "e.jsonl": (b'{"text": "a\\ud83d"}', "line 1 holds NUL, or half a surrogate pair: expected Unicode text"),
-    "f.jsonl": (b'{"text": "a\\u0000"}', "line 1 holds NUL, or half a surrogate pair: expected Unicode text"),
-    "a.parquet": (b"PAR1", "cannot be read (Parquet file size is 4 bytes, smaller than the minimum file footer (8 "
-                  "bytes)), expected parquet"),
+    "d.jsonl": (b'{"text": null}\n{"text": " "}', 'must hold at least one text under "text", got none'),
+    "e.jsonl": (b'{"text": "a\\ud83d"}', "line 1 must be Unicode text, got NUL or half a surrogate pair"),
+    "f.jsonl": (b'{"text": "a\\u0000"}', "line 1 must be Unicode text, got NUL or half a surrogate pair"),
+    "a.parquet": (b"PAR1", "must be a readable parquet file (Parquet file size is 4 bytes, smaller than the minimum "
+                  "file footer (8 bytes))"),
 }  # fmt: skip
 
 
@@ -189,7 +185,7 @@ def test_a_text_just_long_enough_for_a_row():
     assert inputs.tolist() == [[0, 1, 2]] * 3 and targets[0].tolist() == [[1, 2], [2, 3], [3, 4]]
     assert inputs.dtype == targets.dtype == np.int64
     assert error_of(data.batch, numbered(4), None, 3, 3, 2) == (
-        "text has 4 tokens, expected at least 5: a row of 3 and 2 to predict"
+        "text must have at least 5 tokens, 3 for a row and 2 to predict, got 4"
     )
 
 

@@ -114,7 +114,7 @@ def test_measure_takes_a_story_that_just_fits():
         assert found.bytes == sum(len(story.text.encode()) for story in stories[:count])
     for model, given, fewer in ((lambda tokens: None, [], "inf"), (of_context(7), stories[:1], "7")):
         message = error_of(evaluate.measure, model, tokenizer, given)
-        assert message == f"there are no stories of fewer than {fewer} tokens, expected at least one"
+        assert message == f"stories must include one of fewer than {fewer} tokens, got none"
 
 
 def test_log_probabilities_are_those_of_head_0_and_do_not_overflow():
@@ -164,7 +164,7 @@ FAULTS = {
         "no no no", "It is red and it is red and it is red and it is blue",
         " ".join(["a b c d e f g h i j k l m"] * 4),  # thirteen words
         "I do not know it. So. I do not know it. And I do not know it.",
-        "a a b b c c d d",  # three repeats, none behind another
+        "a a b b c c d d",  # three repeats, none after another
         "- it is good\n- bad\n- it is good\n- worse\n- it is good",  # four words with the dash: below five
     ],
     "empty": [" \n\t", ""],

@@ -43,7 +43,7 @@ def test_what_a_set_of_examples_says_of_itself():
         "3 of 4 training examples",
         "7 of 8 validation examples",
         "2 of 3 training examples",
-        "validation rests on 7",
+        "only 7 examples are held out",
     ]
     for warning, start in zip(made.warnings, said, strict=True):
         assert warning.startswith(start)
@@ -60,7 +60,7 @@ def test_what_a_set_of_examples_says_of_itself():
 ])  # fmt: skip
 def test_too_few_examples_are_refused(learnt, held_out, said):
     message = error_of(datasets.SFTDataset, learnt, held_out, found({"source": "mine"}))
-    assert message.startswith(f"mine: {said}: take a base model of a longer context (--base)")
+    assert message.startswith(f"mine: {said}: use a base model with a longer context (--base)")
 
 
 def test_the_tokens_of_an_example():
@@ -165,7 +165,7 @@ def test_the_examples_of_a_source(tmp_path):
     learnt, held_out, _ = sft.examples_of(tmp_path / "a.jsonl", 5, 3, 0.0)
     assert sorted(learnt + held_out) == sorted(whole[:5]) and len(held_out) == 1, "one is held out at least"
     assert [len(part) for part in sft.examples_of(tmp_path / "a.jsonl", 2)[:2]] == [1, 1]
-    assert "a.jsonl: holds 1 example, expected two or more" in error_of(sft.examples_of, tmp_path / "a.jsonl", 1)
+    assert "a.jsonl: must have at least two examples" in error_of(sft.examples_of, tmp_path / "a.jsonl", 1)
     assert sources.examples(tmp_path / "a.jsonl", 5, 3, 0.0) == (learnt, held_out, "alpaca")
     with patch.object(town, "konigsberg_examples", lambda *part, reworded: (*part, reworded)):
         for source, reworded in (("konigsberg", False), ("konigsberg-reworded", True)):
@@ -181,30 +181,29 @@ TEXTS = (
     "texts under instruction and output, instruction and response, messages, conversations, or prompt and completion"
 )
 REFUSED = {
-    "[]": "holds no example, expected one or more",
-    "[7]": f"item 1 is a int, expected an object with {TEXTS}",
-    "\n\n7": f"line 3 is a int, expected an object with {TEXTS}",
-    '{"output": "a", "instruction": 1}': "line 1: instruction is 1, expected text",
-    '{"output": null, "instruction": "a"}': "line 1: output is null, expected text",
-    '{"instruction": "a", "input": 1, "output": "b"}': "line 1: input is 1, expected text",
-    '{"instruction": "a", "answer": "b"}': f"line 1 has keys ['answer', 'instruction'], expected {TEXTS}",
-    '{"prompt": "a", "completion": null}': "line 1: completion is null, expected text",
-    '{"messages": "a"}': "line 1: messages is 'a', expected a list of messages",
-    '{"messages": []}': "line 1: messages is [], expected a list of messages",
-    '{"messages": [1, 2]}': "line 1: messages 1 is 1, expected an object with role and content",
-    f'{{"messages": [{ASK}, {ODD}]}}': "line 1: messages 2: content is 1, expected text",
+    "[]": "must hold at least one example, got none",
+    "[7]": f"item 1 must be an object with {TEXTS}, got a int",
+    "\n\n7": f"line 3 must be an object with {TEXTS}, got a int",
+    '{"output": "a", "instruction": 1}': "line 1: instruction must be text, got 1",
+    '{"instruction": "a", "input": 1, "output": "b"}': "line 1: input must be text, got 1",
+    '{"instruction": "a", "answer": "b"}': f"line 1 must have {TEXTS}, got keys ['answer', 'instruction']",
+    '{"prompt": "a", "completion": null}': "line 1: completion must be text, got null",
+    '{"messages": []}': "line 1: messages must be a list of messages, got []",
+    '{"messages": [1, 2]}': "line 1: messages 1 must be an object with role and content, got 1",
+    f'{{"messages": [{ASK}, {ODD}]}}': "line 1: messages 2: content must be text, got 1",
     '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}':
-        "line 1: messages 1 has a part {'type': 'image'} in content, expected parts of text",
+        "line 1: messages 1: content must consist of parts of text, got {'type': 'image'}",
     f'{{"messages": [{ASK}, {ASK}]}}':
-        "line 1: messages 2 is of user, expected assistant: user and assistant in turn, perhaps behind one of system",
-    f"[[{ASK}]]": "item 1: 1 is of user, expected assistant at the end",
+        "line 1: messages 2 must be from assistant, got user: user and assistant must alternate, after "
+        "at most one system message",
+    f"[[{ASK}]]": "item 1: 1, the last one, must be from assistant, got user",
     '{"conversations": [{"from": "tool", "value": "a"}]}':
-        "line 1: conversations 1 has from 'tool', expected one of user, human, assistant, gpt, system",
+        "line 1: conversations 1: from must be one of user, human, assistant, gpt, system, got 'tool'",
     f'[{{"messages": [{ASK}, {REPLY}]}}, {{"instruction": "a", "output": "b"}}]':
-        "item 2 is of another kind than those before, expected one kind a file",
-    '{"instruction": "a", "output": "b"}\nx': "line 2 is not JSON (",
-    "[" * 100_000: "the file is not JSON (",
-    '{"instruction": "a", "output": "b\\udc00"}': r"line 1 holds '\udc00', half a surrogate pair: expected Unicode",
+        "item 2 must be of the same kind as those before, got a different kind",
+    '{"instruction": "a", "output": "b"}\nx': "line 2 must be JSON (",
+    "[" * 100_000: "the file must be JSON (",
+    '{"instruction": "a", "output": "b\\udc00"}': r"line 1 must be Unicode, got '\udc00', half a surrogate pair",
 }  # fmt: skip
 
 
@@ -214,7 +213,7 @@ def test_files_that_hold_something_else(tmp_path, text):
     message = error_of(text_examples.read_examples, str(tmp_path / "file"))
     assert message.startswith(f"{tmp_path}/file: {REFUSED[text]}")
     if "not JSON" in message:
-        assert message.endswith("), expected an array, or an object a line")
+        assert message.endswith("a file must hold one array, or one object per line")
 
 
 def test_conversations_and_their_forms(tmp_path):
@@ -264,7 +263,9 @@ def test_a_file_larger_than_memory_is_refused(tmp_path, name):
     with patch.object(text_examples, "LARGEST", len(text)):
         assert len(text_examples.read_examples(file)[0]) == 3
     with patch.object(text_examples, "LARGEST", len(text) - 1):
-        assert f"{file}: holds more than {len(text) - 1} bytes" in error_of(text_examples.read_examples, file)
+        assert f"{file}: must hold at most {len(text) - 1} bytes when decompressed" in error_of(
+            text_examples.read_examples, file
+        )
 
 
 UNREADABLE = {
@@ -282,7 +283,7 @@ def test_a_file_that_cannot_be_read(tmp_path, name):
         (tmp_path / name).write_bytes(content)
     message = error_of(text_examples.read_examples, tmp_path / name)
     assert message.startswith(f"{tmp_path}/{name}: cannot be read ({reason}")
-    assert message.endswith("), expected UTF-8 JSON, perhaps as .xz or .gz")
+    assert message.endswith("), expected UTF-8 JSON, also as .xz or .gz")
 
 
 def test_stories_in_other_words(monkeypatch):

@@ -25,7 +25,7 @@ from nanoeuler_lib.training import checkpoint, datasets, journal, loop, run_fold
 
 def test_only_launches_of_a_gpu_are_profiled(tmp_path):
     message = error_of(train.train, tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, profile=1)
-    assert message.startswith("profile times the launches of a GPU, and this run is on the CPU")
+    assert message.startswith("--profile must be 0 on the CPU")
 
 
 def test_what_a_run_logs_and_in_which_order(tmp_path):
@@ -135,7 +135,7 @@ def test_the_floor_is_that_of_the_held_out_stories():
 
 
 def test_what_is_known_of_a_run_is_kept_when_it_gets_other_steps(tmp_path):
-    """run.json is written anew where its settings are not the checkpoint's: who began it, when and where stays."""
+    """run.json is written again where its settings are not the checkpoint's: who began it, when and where stays."""
     run = tmp_path / "run"
     train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     old = json.loads((run / "run.json").read_text("utf-8"))

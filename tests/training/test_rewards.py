@@ -84,8 +84,8 @@ def test_drawn():
 def test_full_rows_are_refused():
     decoder = batch_decoder.BatchDecoder(model_of(ODD), [[1, 2]], 2, 1)
     decoder.feed(np.array([0, 1]))
-    assert error_of(decoder.feed, np.array([0, 1])) == "rows are full: expected at most 1 tokens behind a prompt"
-    assert "expected 1 to 8" in error_of(batch_decoder.BatchDecoder, model_of(ODD), [[1] * 9], 1, 6)
+    assert error_of(decoder.feed, np.array([0, 1])) == "rows must have at most 1 tokens after the prompt, got 2"
+    assert "must be 1 to 8 (6 of " in error_of(batch_decoder.BatchDecoder, model_of(ODD), [[1] * 9], 1, 6)
 
 
 # Advantages, distances, the clipped objective.
@@ -212,7 +212,7 @@ def test_answers_serve_several_steps_and_the_base_stays(tmp_path, kl):
     assert all(tuple(entry) == rewards.FIGURES for entry in figures)
     assert base()[0].params.flat.tobytes() == before
     again = partial(error_of, loop.resume, tmp_path / "run", problems, held_out, **named)
-    assert "expected a multiple of 2" in again(steps=11)
+    assert "must be a multiple of 2" in again(steps=11)
     if not kl:
         named["verifiers"] = {"route": lambda problem, answer: 1.0}
         train.reinforce(tmp_path / "equal", base(), problems, held_out, config, SETTINGS, **named)
@@ -243,21 +243,20 @@ def test_cut_answers_are_told_from_whole_ones(more, ended, whole):
 
 
 REFUSED = {  # the words behind --run new --base CHAT, if none of the three stands there: what is said
-    "": "--run is missing, expected --run FOLDER, or --resume FOLDER",
-    "--run new": "--base is missing, expected a run that was taught routes: nanoeuler sft --data konigsberg-routes",
+    "": "--run is required: give --run FOLDER, or --resume FOLDER",
+    "--run new": "--base is required: give a run trained on routes (nanoeuler sft --data konigsberg-routes",
     "--device gpu": "--device must be cpu for grpo, got 'gpu'",
-    "--precision bfloat16": "precision is bfloat16, expected float32 on the CPU, or --device gpu",
-    "--run new --base SMALL": "tokenizer has no <|user|> <|assistant|>, expected that of a model made to answer",
-    "--group 1": "group is 1, expected a whole number from 2 to 2147483647",
-    "--group 7": "batch times accumulate is 64, expected a multiple of 7: the group, which answer one question",
-    "--updates 3 --steps 10": "steps is 10, expected a multiple of 3: the updates that a set of answers serves",
-    "--kl-by k1": "kl_by is k1, whose gradient is 0 on average: expected reward, k2 or k3",
-    "--kl -1": "kl is -1.0, expected a number from 0 to 100",
-    "--reward nice": "reward is 'nice', expected one of route, hackable, brief",
-    "--answer-tokens 100": "answer_tokens is 100, expected at most",
-    "--resume CHAT": "was not begun by nanoeuler grpo, expected one of its runs",
-    "--resume CHAT --group 4": "--resume takes its settings from the run, got also --group",
-    "--later-heads 1": "'--later-heads' is not an option",
+    "--precision bfloat16": "--precision must be float32 on the CPU, got bfloat16: take --device gpu",
+    "--run new --base SMALL": "tokenizer must have the token <|user|> <|assistant|>: fine-tune the model first",
+    "--group 1": "group must be an integer from 2 to 2147483647, got 1",
+    "--group 7": "--batch times --accumulate must be a multiple of 7, the answers per question (--group), got 64",
+    "--updates 3 --steps 10": "--steps must be a multiple of 3, the steps per set of answers (--updates), got 10",
+    "--kl-by k1": "kl_by must be reward, k2 or k3, got k1, whose gradient is 0 on average",
+    "--kl -1": "kl must be a number from 0 to 100, got -1.0",
+    "--reward nice": "reward must be one of route, hackable, brief, got 'nice'",
+    "--answer-tokens 100": "--answer-tokens must be at most",
+    "--resume CHAT": "must be a run of nanoeuler grpo, got a different kind of run",
+    "--resume CHAT --group 4": "--group must not be given with --resume",
 }  # fmt: skip
 
 

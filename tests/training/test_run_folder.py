@@ -11,7 +11,7 @@ from nanoeuler_lib.training import checkpoint, run_folder
 
 
 def test_who_may_begin_in_a_folder(tmp_path):
-    run, taken = tmp_path / "run", "exists and is not an empty folder, expected a new one"
+    run, taken = tmp_path / "run", "must be a new or an empty folder, got an existing one: choose a new name"
     run_folder.expect_new(run)
     run.mkdir()
     run_folder.expect_new(run)
@@ -24,7 +24,7 @@ def test_who_may_begin_in_a_folder(tmp_path):
         assert error_of(run_folder.expect_new, run) == f"{run}: {taken}"
         (run / name).unlink()
     (run / "checkpoints" / "step-000000").mkdir()
-    assert error_of(run_folder.expect_new, run) == f"{run}: {taken} (or --resume {run})"
+    assert error_of(run_folder.expect_new, run) == f"{run}: {taken}, or continue the run with --resume {run}"
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("file", "link"):
@@ -39,15 +39,17 @@ def test_one_writer_at_a_time(tmp_path):
         assert sorted(f.name for f in tmp_path.iterdir()) == ["checkpoints", "kept.partial", "lock"]
         assert not list((tmp_path / "checkpoints").iterdir())
         still_there()
-        message = f"{tmp_path}: another process is training into this folder, expected one at a time"
+        message = f"{tmp_path}: another process is training into this folder: wait until it has finished"
         assert error_of(run_folder.sole_writer(tmp_path).__enter__) == message
         for change in (lambda: (tmp_path / "lock").unlink(), lambda: (tmp_path / "lock").touch()):
             change()
-            assert error_of(still_there) == (f"{tmp_path}: the folder was removed or renamed while the run wrote to it")
+            assert error_of(still_there) == (f"{tmp_path}: was removed or renamed while the run wrote to it")
     with run_folder.sole_writer(tmp_path):
         pass  # the lock is let go of
-    message = f"{tmp_path}/none: cannot be written to (No such file or directory), expected a folder to write to"
-    assert error_of(run_folder.sole_writer(tmp_path / "none").__enter__) == message
+    (tmp_path / "odd" / "lock").mkdir(parents=True)
+    for name, reason in (("none", "No such file or directory"), ("odd", "Is a directory")):
+        message = f"{tmp_path / name}: cannot be written to ({reason}): choose a writable folder"
+        assert error_of(run_folder.sole_writer(tmp_path / name).__enter__) == message
 
 
 # Its log.
@@ -106,7 +108,7 @@ ENTRIES = [
 @pytest.mark.parametrize("entry", NO_ENTRIES, ids=str)
 def test_a_line_that_is_no_entry(tmp_path, entry):
     (tmp_path / "log.jsonl").write_text(json.dumps({"step": 0}) + "\n" + json.dumps(entry) + "\n")
-    assert "log.jsonl: line 2 is no entry of a log: damaged or edited" in error_of(run_folder.read_log, tmp_path)
+    assert "log.jsonl: line 2 is not a log entry: the file was" in error_of(run_folder.read_log, tmp_path)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
@@ -130,20 +132,20 @@ def test_a_damaged_log_is_set_aside(tmp_path):
     for number in (1, 2):
         file.write_bytes(b'{"step": 0}\nx\xff\n{"step": 1, "sample": "\xff"}\n{"step": 9}\n')
         said = run_folder.trim_log(file, 1)
-        assert said.startswith(f"{file}: line 2 is no entry of a log: damaged or edited. It is set aside as log.aside-")
-        assert said.endswith(f"-{number}.jsonl, and the 3 entries that can be read go on")
+        assert said.startswith(f"{file}: line 2 is not a log entry: the file was damaged or edited. It was")
+        assert said.endswith(f"-{number}.jsonl, and its 3 readable entries are kept in a new log")
         assert file.read_text("utf-8") == '{"step": 0}\n{"step": 1, "sample": "\ufffd"}\n'
         assert b"\xff" in (tmp_path / f"log.aside-{number}.jsonl").read_bytes()
     file.unlink()
     file.mkdir()
-    assert "is no regular file, expected a run's log. It is set aside" in run_folder.trim_log(file, 1)
+    assert "must be a regular file, the log of a run. It was renamed" in run_folder.trim_log(file, 1)
 
 
 def test_a_damaged_log_that_cannot_be_set_aside_is_left_as_it_is(tmp_path):
     file = tmp_path / "log.jsonl"
     file.write_text("x\n")
     with patch.object(run_folder.os, "rename", side_effect=PermissionError(13, "Permission denied")):
-        assert error_of(run_folder.trim_log, file, 1) == f"{file}: cannot be set aside (Permission denied)"
+        assert error_of(run_folder.trim_log, file, 1) == f"{file}: cannot be renamed (Permission denied)"
     assert [f.name for f in tmp_path.iterdir()] == ["log.jsonl"] and file.read_text() == "x\n"
 
 
@@ -151,7 +153,7 @@ def test_a_log_that_cannot_be_read(tmp_path):
     file = tmp_path / "log.jsonl"
     assert f"{file}: cannot be read (No such file or directory)" in error_of(run_folder.read_log, tmp_path)
     file.mkdir()
-    assert error_of(run_folder.read_log, tmp_path) == f"{file}: is no regular file, expected a run's log"
+    assert error_of(run_folder.read_log, tmp_path) == f"{file}: must be a regular file, the log of a run"
 
 
 def test_checkpoints_come_in_the_order_of_their_steps(tmp_path):

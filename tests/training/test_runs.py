@@ -160,11 +160,11 @@ def test_documents_train_a_tokenizer_with_end_of_text(tmp_path):
 
 
 @pytest.mark.parametrize("tokens, said", [
-    (np.array([[0, 258]]), "tokens lie in 0..258, expected 0..257"),
-    (np.array([[3, -1]]), "tokens lie in -1..3"),
-    (np.zeros((1, 2)), "tokens are float64 [1, 2], expected integers [B, T]"),
-    (np.zeros(2, int), "tokens are int64 [2], expected integers [B, T]"),
-    (np.zeros((1, 13), int), "context is 12, got 13 tokens: expected 1 to 12"),
+    (np.array([[0, 258]]), "tokens must be in 0..257, got 0..258"),
+    (np.array([[3, -1]]), "tokens must be in 0..257, got -1..3"),
+    (np.zeros((1, 2)), "tokens must be integers [B, T], got float64 [1, 2]"),
+    (np.zeros(2, int), "tokens must be integers [B, T], got int64 [2]"),
+    (np.zeros((1, 13), int), "the number of tokens must be 1 to 12, the context, got 13"),
 ])  # fmt: skip
 def test_model_refuses_tokens(tokens, said):
     model = GPT(RUN_MODEL)
@@ -192,7 +192,7 @@ def test_the_log_has_the_loss_of_each_head_and_samples_of_their_step(tmp_path):
     shutil.rmtree, lambda run: run.rename(run.with_name("elsewhere")), lambda run: (shutil.rmtree(run), run.mkdir())
 ], ids=["removed", "renamed", "made anew"])  # fmt: skip
 def test_a_folder_that_goes_away_is_noticed(tmp_path, go_away):
-    """Training on would write checkpoints that nobody finds, beside a log and a lock that are gone."""
+    """Training on would write checkpoints that nobody finds, next to a log and a lock that are gone."""
     run, steps = tmp_path / "run", []
 
     def on_entry(entry):
@@ -203,7 +203,7 @@ def test_a_folder_that_goes_away_is_noticed(tmp_path, go_away):
             go_away(run)
 
     message = error_of(begin, run, on_entry=on_entry)
-    assert message == f"{run}: the folder was removed or renamed while the run wrote to it"
+    assert message == f"{run}: was removed or renamed while the run wrote to it"
     assert (not run.exists() or list(run.iterdir()) == []) and steps[-1] == 3
 
 

@@ -31,8 +31,6 @@ from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.training import checkpoint, datasets, loop, report, run_folder, train
 from nanoeuler_lib.training.datasets import ShardDataset
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def story(number, words=60):
     rng = np.random.default_rng(number)
@@ -142,11 +140,15 @@ def test_the_same_bytes_from_any_number_of_processes(tmp_path):
 
 
 REFUSED = {  # name -> its content, how it is read, what is said
-    "late": (b"a b c d " * 100 + b"\xff", dict(piece=64), "byte 800 is 0xff, expected UTF-8 text"),
-    "late, by two": (b"a b c d " * 100 + b"\xff", dict(piece=64, workers=2), "byte 800 is 0xff, expected UTF-8 text"),
-    "nul": (b"a b " * 100 + b"\0", dict(piece=64), "byte 400 is NUL"),
-    "empty": (b"", {}, "holds 0 bytes and no text"),
-    "marks": (SEPARATOR.encode() * 3, {}, "holds separators and no document"),
+    "late": (b"a b c d " * 100 + b"\xff", dict(piece=64), "must be UTF-8 text, got 0xff at byte 800"),
+    "late, by two": (
+        b"a b c d " * 100 + b"\xff",
+        dict(piece=64, workers=2),
+        "must be UTF-8 text, got 0xff at byte 800",
+    ),
+    "nul": (b"a b " * 100 + b"\0", dict(piece=64), "must be UTF-8 text, got NUL at byte 400"),
+    "empty": (b"", {}, "must hold UTF-8 text, got 0 bytes without text"),
+    "marks": (SEPARATOR.encode() * 3, {}, "must have text between its separators, got no document"),
     "missing": (None, {}, "no such file"),
 }
 
@@ -168,10 +170,10 @@ def test_tokenizers_that_do_not_fit_are_told_and_no_folder_is_written_over(tmp_p
     (tmp_path / "text").write_text(story(1))
     large = SimpleNamespace(vocab_size=65_537, special_tokens={END_OF_TEXT: 0})
     said = lambda tokenizer: error_of(shards.write, tmp_path / "out", [tmp_path / "text"], tokenizer, 1)
-    assert said(large) == "tokenizer has 65537 tokens, expected at most 65536: shards hold ids of 16 bits"
-    assert "trained with --end-of-text" in said(Tokenizer([], ()))
+    assert said(large) == "tokenizer must have at most 65536 tokens, got 65537: shards store 16-bit ids"
+    assert "train one with --end-of-text" in said(Tokenizer([], ()))
     made(tmp_path)
-    assert "exists already" in error_of(made, tmp_path)
+    assert "already exists" in error_of(made, tmp_path)
 
 
 def _edit(sealed=True, **changes):
@@ -187,14 +189,14 @@ def _edit(sealed=True, **changes):
 
 DAMAGE = {
     "a shard that is missing": ("00001.npy: no such file", lambda folder: (folder / "00001.npy").unlink()),
-    "a changed document": ("documents.npy: SHA-256 is", flipped("documents.npy")),
-    "another tokenizer": ("tokenizer.json: SHA-256 is", flipped("tokenizer.json")),
+    "a changed document": ("documents.npy: SHA-256 must be", flipped("documents.npy")),
+    "another tokenizer": ("tokenizer.json: SHA-256 must be", flipped("tokenizer.json")),
     "no index": ("shards.json: no such file", lambda folder: (folder / "shards.json").unlink()),
     "an index that is changed": ("shards.json: its digest does not match", _edit(False, tokens=3)),
-    "numbers that do not fit": ("do not fit together", _edit(tokens=3)),
-    "a name that is none": ("do not fit together", _edit(sha256={"../x": "0"})),
-    "shards that are no list": ("shards is 3: truncated or edited", _edit(shards=3)),
-    "numbers of another file": ("holds uint16", _edit(shards=[499, 501, *[500] * 4, 145])),
+    "numbers that do not fit": ("contradict each other", _edit(tokens=3)),
+    "a name that is none": ("contradict each other", _edit(sha256={"../x": "0"})),
+    "shards that are no list": ("shards is 3: the file was truncated or edited", _edit(shards=3)),
+    "numbers of another file": ("must hold uint16", _edit(shards=[499, 501, *[500] * 4, 145])),
 }  # fmt: skip
 
 
@@ -245,7 +247,7 @@ def test_the_shortest_text_that_is_one_row(tmp_path):
     dataset = ShardDataset(made(tmp_path, text), [made(tmp_path, "y", "valid")], found_of())
     assert dataset.windows == 1 and dataset.batch(3, 2)[0].shape == (2, MODEL.context)
     moved, short = replace(found_of(), info={"source": "/old/place"}), made(tmp_path, text[1:], "short")
-    said = f"training part has {need - 1} tokens, expected at least {need}, 12 of --context and 2 of --predict"
+    said = f"training part must have at least {need} tokens (--context 12 plus --predict 2), got {need - 1}"
     assert error_of(ShardDataset, short, [made(tmp_path, "y", "v2")], moved) == f"/old/place: {said}"
 
 
@@ -320,26 +322,20 @@ def test_when_a_validation_is_whole(tmp_path, sampled):
     assert looked == [1, *wholes[1:], 45]
 
 
-def test_a_model_that_finds_no_room_begins_no_run(tmp_path):
-    with patch.object(train, "memory", lambda: 1 << 10):
-        message = error_of(train.pretrain, tmp_path / "run", made(tmp_path), None, MODEL, RUN_CONFIG, quiet=True)
-    assert "GiB at least, and this machine has" in message and not (tmp_path / "run").exists()
-
-
 def test_sets_must_be_told_apart_and_share_a_vocabulary(tmp_path):
     found = made(tmp_path)
     (tmp_path / "other").mkdir()
     twin = made(tmp_path / "other")
-    assert "folders of different names" in error_of(ShardDataset, found, [twin, found], found_of())
+    assert "--valid must name folders with different names" in error_of(ShardDataset, found, [twin, found], found_of())
     strange = shards.write(tmp_path / "strange", [tmp_path / "shards.txt"], Tokenizer([], (END_OF_TEXT,)), 1)
-    assert "tokenized with another tokenizer" in error_of(ShardDataset, found, [strange], found_of())
+    assert "got shards of a different tokenizer" in error_of(ShardDataset, found, [strange], found_of())
 
 
 def test_copies_and_leaks_are_told(tmp_path):
     found = made(tmp_path, text_of([1, 2, 3, 1, 1]))
     dataset = ShardDataset(found, [made(tmp_path, text_of([3, 4]), "v")], found_of())
     found = [warning.partition(":")[2].partition(" training")[0] for warning in dataset.warnings]
-    assert found == [" 2 of 5", " 1 of 2 validation documents stand in the"]
+    assert found == [" 2 of 5", " 1 of 2 validation documents appear in the"]
     text = datasets.TextDataset(text_of([1, 2, 3, 1, 1]), text_of([3, 4]), found_of())
     assert dataset.warnings == text.warnings
     assert ShardDataset(made(tmp_path, text_of(range(9)), "w"), None, found_of()).warnings == []
@@ -461,7 +457,7 @@ def test_two_at_once_are_kept_apart(tmp_path):
 
     with patch.object(shards._Stream, "close", intrude):
         assert made(tmp_path).documents == 30
-    assert said == [f"{tmp_path / 'shards'}: another process is writing it, expected one at a time"]
+    assert said == [f"{tmp_path / 'shards'}: another process is writing it: wait until it has finished"]
 
 
 # The command.
@@ -505,7 +501,7 @@ def test_the_command(here, capsys):
     os.rename("two", "zwei")
     assert "--valid FILE" in failed(capsys, "train", "--resume", "run", "--steps", "12")
     wrong = failed(capsys, "train", "--resume", "run", "--valid", "one", "--steps", "12")
-    assert "--valid names 1, expected 2, as the run began" in wrong
+    assert "--valid must name 2 files, as when the run began, got 1" in wrong
     assert cli.main("train --resume run --valid one --valid zwei --steps 12 --quiet".split()) == 0
     assert checkpoint.read_head("run")["info"]["files"]["valid_2"] == str(here / "zwei")
 
@@ -519,11 +515,9 @@ def test_the_command_says_what_it_wrote(here, capsys):
 
 
 @pytest.mark.parametrize("line, said", [
-    ("train --run run --data text --tokenizer bpe.json", "expected no --tokenizer"),
-    ("train --run run --data text.txt --valid one.txt --valid two.txt", "--valid is given 2 times, expected one text"),
+    ("train --run run --data text --tokenizer bpe.json", "--tokenizer must not be given with shards"),
+    ("train --run run --data text.txt --valid one.txt --valid two.txt", "--valid must be given at most once"),
     ("train --run run --data text --valid one.txt", "one.txt"),
-    ("shards text.txt --tokenizer bpe.json --out one", "exists already"),
-    ("shards text.txt --tokenizer bpe.json --out new --workers 0", "--workers is 0"),
 ])  # fmt: skip
 def test_the_command_refuses(here, capsys, line, said):
     shape = SHAPE if line.startswith("train") else []

@@ -120,13 +120,13 @@ TOLD = {  # what a warning says of its run, and what is seen
         lambda: watching(100, 10, 250).begin(),
     "step 8: the data repeats: 8 steps draw 80 tokens from a text of 20, 4.0 passes.":
         lambda: told(watching(9, 10, 20), "loss", [1.0] * 20),
-    "the warm-up of 60 steps is longer than the run of 30: the rate ends at 0.001, short of its peak of 0.002. "
-    "Take --warmup 3": lambda: Watch(TrainConfig(steps=30, warmup=60, rate=2e-3), 1, 1000).begin(),
-    "step 100: the loss rises: 2.062 nats over the last 50 steps, 2.000 up to step 50. Most often the rate is too high "
-    "(it is 0.12 now)": lambda: told(watching(), "loss", [2.0] * 50 + [2.062] * 50),
-    "step 4: validation rises: 2.0800 bits per byte, 2.0000 at step 1, and worse three times in a row.":
+    "the warm-up of 60 steps is longer than the run of 30, so the learning rate ends at 0.001 and never reaches its "
+    "peak of 0.002: use about --warmup 3": lambda: Watch(TrainConfig(steps=30, warmup=60, rate=2e-3), 1, 1000).begin(),
+    "step 100: the loss rises: 2.062 nats over the last 50 steps, 2.000 up to step 50. Usually the learning rate is "
+    "too high (it is 0.12 now)": lambda: told(watching(), "loss", [2.0] * 50 + [2.062] * 50),
+    "step 4: the validation loss rises: 2.0800 bits per byte, 2.0000 at step 1, and higher three times in a row.":
         lambda: told(watching(), "valid_bits_per_byte", [2, 2.06, 2.07, 2.08]),
-    "step 1: the gradient vanishes in embed: 9.9e-05 of a whole of 1.0e+01.":
+    "step 1: the gradient vanishes in embed: its norm is 9.9e-05, while the whole gradient has norm 1.0e+01.":
         lambda: told(watching(), "groups", [{"embed": [9.9e-5, 0.1], "heads": [10.0, 0.1]}]),
 }  # fmt: skip
 
@@ -177,9 +177,9 @@ LEAKS = {  # documents to learn from, to measure on; how the warning begins
     "none": ([], [], ""),
     "empty documents are none": (["a", "", "b"], [""], ""),
     "one copy of ten is no matter": ([*TEN[:9], TEN[0]], [], ""),
-    "two copies": ([*TEN[:8], *TEN[:2]], [], "the data repeats: 2 of 10 training documents stand there more than once"),
-    "held out": (TEN, [TEN[3], "another", "", TEN[3]], "validation leaks: 2 of 3 validation documents stand in the"),
-    "a mark within a line": (["a <mark> b <mark>", "<mark>c"], [], "<mark> stands in the text 3 times within a line"),
+    "two copies": ([*TEN[:8], *TEN[:2]], [], "the data repeats: 2 of 10 training documents are copies of earlier ones"),
+    "held out": (TEN, [TEN[3], "another", "", TEN[3]], "validation leaks: 2 of 3 validation documents appear in"),
+    "a mark within a line": (["a <mark> b <mark>", "<mark>c"], [], "<mark> appears 3 times within a line"),
     "a part of it": ([ONE[:20_000]], [PART], "validation leaks: 25 of 25 windows of 200 characters"),
     "half of a part": ([ONE[:20_000]], [PART + OTHER], "validation leaks: 12 of 25 windows of 200 characters"),
     "another part": ([ONE[:20_000]], [OTHER], ""),

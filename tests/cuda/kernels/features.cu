@@ -2,10 +2,6 @@
 #include <cuda_bf16.h>
 #include <nanoeuler.cuh>
 
-extern "C" __global__ void grid_stride(const float* x, float* y, int n) {
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) y[i] = 2 * x[i];
-}
-
 extern "C" __global__ void three_axes(int* y, int nx, int ny) {
   int i = blockIdx.x * blockDim.x + threadIdx.x, j = blockIdx.y * blockDim.y + threadIdx.y;
   int l = blockIdx.z * blockDim.z + threadIdx.z;
@@ -39,31 +35,11 @@ extern "C" __global__ void warp_reduce(int* y) {
   y[threadIdx.x] = __reduce_add_sync(0xffffffffu, v) * 1000 + __reduce_max_sync(0xffffffffu, v);
 }
 
-extern "C" __global__ void histogram(const int* x, int* counts, int n) {
-  __shared__ int s[64];
-  if (threadIdx.x < 64) s[threadIdx.x] = 0;
-  __syncthreads();
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) atomicAdd(&s[x[i]], 1);
-  __syncthreads();
-  if (threadIdx.x < 64) atomicAdd(&counts[threadIdx.x], s[threadIdx.x]);
-}
-
 extern "C" __global__ void atomics(const float* x, float* sum, int* largest, int* lock) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   atomicAdd(sum, x[i]);
   atomicMax(largest, i);
   atomicCAS(lock, 0, 7);
-}
-
-extern "C" __global__ void halves(const __half* x, __half* y, const __half2* x2, __half2* y2) {
-  int i = threadIdx.x;
-  y[i] = __hadd(x[i], __float2half(1.5f));
-  if (i < 128) y2[i] = __hmul2(x2[i], __floats2half2_rn(2.0f, 3.0f));
-}
-
-extern "C" __global__ void bfloat16s(const __nv_bfloat16* x, __nv_bfloat16* y) {
-  int i = threadIdx.x;
-  y[i] = __float2bfloat16(__bfloat162float(x[i]) * 1.0009765625f);
 }
 
 __constant__ float coefficients[4] = {1, 2, 3, 4};

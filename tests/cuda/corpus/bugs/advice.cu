@@ -6,7 +6,7 @@
 // what: shared memory that nobody wrote serves as an index
 // array x: zeros(64)
 // launch: unwritten_index<<<1, 64>>>(x, 64)
-// finds: uninitialised: shared memory | what was found serves as an index or address: s[0] | what came of it:
+// finds: uninitialised: shared memory | the value is used as an index or address: s[0] | used in:
 extern "C" __global__ void unwritten_index(float* x, int n) {
   __shared__ int s[32];
   x[s[threadIdx.x]] = 1;  // THERE
@@ -15,7 +15,7 @@ extern "C" __global__ void unwritten_index(float* x, int n) {
 // what: the index of an index was never written
 // array x: zeros(64)
 // launch: unwritten_index_of_an_array_in_brackets<<<1, 64>>>(x, 64)
-// finds: serves as an index or address: t[0]
+// finds: is used as an index or address: t[0]
 extern "C" __global__ void unwritten_index_of_an_array_in_brackets(float* x, int n) {
   __shared__ int s[32], t[32];
   s[t[threadIdx.x]] = 1;  // THERE
@@ -73,7 +73,7 @@ extern "C" __global__ void a_histogram_that_nobody_zeroed(float* x, int n) {
 // what: copy_async_wait<1> leaves the copy that is read next
 // array x: zeros(64)
 // launch: a_copy_that_a_wait_leaves<<<1, 64>>>(x, 64)
-// finds: copy_async_wait<1> leaves the newest 1 on their way, and it is number 1 of them: s[64] | the copy: | copy_async_wait<0>() waits for all
+// finds: copy_async_wait<1> leaves the newest 1 group(s) unfinished, and its own is number 1 of them: s[64] | the copy: | copy_async_wait<0>() waits for all
 extern "C" __global__ void a_copy_that_a_wait_leaves(float* x, int n) {
   __shared__ float s[128];
   for (int i = 0; i < 2; i++) {
@@ -106,7 +106,7 @@ extern "C" __global__ void absent_lane(float* x, int n) {
 // what: a shuffle reads from a lane that has returned
 // array x: zeros(64)
 // launch: a_lane_that_has_left<<<1, 64>>>(x, 64)
-// finds: of lane 0 reads lane 8, which has left the kernel, or never was, though it is in the mask 0xffffffff
+// finds: of lane 0 reads lane 8, which has returned or does not exist, though it is in the mask 0xffffffff
 extern "C" __global__ void a_lane_that_has_left(float* x, int n) {
   if (threadIdx.x % 32 > 7) return;
   x[0] = __shfl_xor_sync(~0u, n, 8);
@@ -115,7 +115,7 @@ extern "C" __global__ void a_lane_that_has_left(float* x, int n) {
 // what: the halves of a warp vote with different masks
 // array x: zeros(64)
 // launch: two_masks<<<1, 64>>>(x, 64)
-// finds: come to one __ballot_sync with different masks: lane 0 says 0xffffffff, and lane 16 said 0xffff0000
+// finds: call one __ballot_sync with different masks: lane 0 with 0xffffffff, and lane 16 with 0xffff0000
 extern "C" __global__ void two_masks(float* x, int n) {
   n = __ballot_sync(threadIdx.x % 32 < 16 ? ~0u : 0xffff0000u, 1);
 }
@@ -123,7 +123,7 @@ extern "C" __global__ void two_masks(float* x, int n) {
 // what: one lane of a warp comes to a named barrier
 // array x: zeros(64)
 // launch: one_lane_at_a_named_barrier<<<1, 64>>>(x, 64)
-// finds: named barrier 2: lane 3 of warp 0 came to it, and lane 0 did not
+// finds: named barrier 2: lane 3 of warp 0 reached it, and lane 0 did not
 extern "C" __global__ void one_lane_at_a_named_barrier(float* x, int n) {
   if (threadIdx.x == 3) named_barrier_arrive(2, 32);
 }
@@ -131,7 +131,7 @@ extern "C" __global__ void one_lane_at_a_named_barrier(float* x, int n) {
 // what: a warp comes to a named barrier twice
 // array x: zeros(64)
 // launch: a_warp_that_comes_twice<<<1, 64>>>(x, 64)
-// finds: named barrier 1: a warp comes a second time before the others of its 96 threads have come once
+// finds: named barrier 1: a warp arrives a second time before the others of its 96 threads have arrived once
 extern "C" __global__ void a_warp_that_comes_twice(float* x, int n) {
   for (int i = 0; i < 2; i++) named_barrier_arrive(1, 96);
 }

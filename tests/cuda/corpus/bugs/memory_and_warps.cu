@@ -256,7 +256,7 @@ extern "C" __global__ void assumes() {
 // what: a shuffle's segments are no power of two
 // array x: zeros(32)
 // launch: width_of_24<<<1, 32>>>(x)
-// finds: width is 1, 2, 4, 8, 16 or 32, got 24
+// finds: width must be 1, 2, 4, 8, 16 or 32, got 24
 extern "C" __global__ void width_of_24(float* x) {
   x[0] = __shfl_down_sync(0xffffffff, x[0], 1, 24);  // THERE
 }

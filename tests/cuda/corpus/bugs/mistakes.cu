@@ -32,7 +32,7 @@ extern "C" __global__ void no_guard(float* y, int n) {
 // array x: zeros(10)
 // array y: zeros(1)
 // launch: one_step_too_many<<<1, 1>>>(x, y, 10)
-// finds: in kernel one_step_too_many, block ( | out of bounds: read: x[10] | < meant where <= stands?
+// finds: in kernel one_step_too_many, block ( | out of bounds: read: x[10] | <= written instead of <?
 extern "C" __global__ void one_step_too_many(const float* x, float* y, int n) {
   float s = 0;
   for (int i = 0; i <= n; i++) s += x[i];  // THERE
@@ -201,7 +201,7 @@ extern "C" __global__ void index_past_a_table(float* x) {
 // array x: np.arange(32, dtype=f32)
 // array y: zeros(1)
 // launch: one_place_for_all<<<1, 32>>>(x, y)
-// finds: in kernel one_place_for_all, block ( | race: | y[0] | all threads meet in this one place: let one of them do it
+// finds: in kernel one_place_for_all, block ( | race: | y[0] | all threads access this one place: let one thread write it
 extern "C" __global__ void one_place_for_all(float* x, float* y) {
   if (x[threadIdx.x] > y[0]) y[0] = x[threadIdx.x];  // THERE
 }
@@ -210,7 +210,7 @@ extern "C" __global__ void one_place_for_all(float* x, float* y) {
 // array y: zeros(1)
 // array lock: np.zeros(1, np.int32)
 // launch: a_lock_without_fences<<<4, 1>>>(y, lock)
-// finds: in kernel a_lock_without_fences, block ( | race: | y[0] | behind a lock, __threadfence() follows
+// finds: in kernel a_lock_without_fences, block ( | race: | y[0] | with a lock, call __threadfence() after
 extern "C" __global__ void a_lock_without_fences(float* y, int* lock) {
   while (atomicCAS(lock, 0, 1)) ;
   y[0] = y[0] + 1;  // THERE
@@ -233,7 +233,7 @@ extern "C" __global__ void a_volatile_flag_without_fences(float* y) {
 // what: a tile is larger than any GPU's shared memory
 // array x: zeros(1)
 // launch: shared_memory_that_no_card_has<<<1, 1>>>(x)
-// finds: in kernel shared_memory_that_no_card_has, block ( | take 262144 bytes with tile | __shared__ float tile | does a smaller tile do?
+// finds: in kernel shared_memory_that_no_card_has, block ( | take 262144 bytes with tile | __shared__ float tile | is a smaller tile enough?
 extern "C" __global__ void shared_memory_that_no_card_has(float* x) {
 
   __shared__ float tile[256][256];  // THERE
@@ -251,7 +251,7 @@ extern "C" __global__ void a_division_by_zero(int* x, int n) {
 // what: a function calls itself without end
 // array x: np.zeros(1, np.int32)
 // launch: a_function_that_calls_itself<<<1, 1>>>(x, 0)
-// finds: in kernel a_function_that_calls_itself, block ( | stack is full: endless recursion | no recursion
+// finds: in kernel a_function_that_calls_itself, block ( | stack is full: endless recursion | avoid recursion
 extern "C" __global__ void a_function_that_calls_itself(int* x, int n);
 __device__ int f(int n) {  // THERE
   return n < 0 ? 0 : f(n + 1) + 1;

@@ -1,6 +1,6 @@
 // what: printf is given a text at a wild address
 // launch: wild_text<<<1, 1>>>()
-// finds: out of bounds: | printf: the text of %s stands at an address that is in no
+// finds: out of bounds: | printf: the text of %s is at an address that is in no
 extern "C" __global__ void wild_text() {
   printf("%d %s", 1, (const char*)0x1234);  // THERE
 }
@@ -30,14 +30,14 @@ extern "C" __global__ void counted(int* x) {
 
 // what: printf is given a width that no launch keeps
 // launch: too_wide<<<1, 1>>>()
-// finds: failure: | printf: a width or precision of 2147483647, and a launch keeps 65536
+// finds: failure: | printf: a width or precision must be at most 65536, got 2147483647
 extern "C" __global__ void too_wide() {
   printf("%-*d", 2147483647, 1);  // THERE
 }
 
 // what: printf is given a precision that no launch keeps
 // launch: too_precise<<<1, 1>>>()
-// finds: failure: | printf: a width or precision of 99999
+// finds: failure: | printf: a width or precision must be at most 65536, got 99999
 extern "C" __global__ void too_precise() {
   printf("%.99999f", 1.0);  // THERE
 }

@@ -1,4 +1,4 @@
-// what: a block that is no multiple of a warp, shuffles included
+// what: a block that is not a multiple of a warp, shuffles included
 // array x: ints(0, 20, 40)
 // array y: np.zeros(40, np.int32)
 // launch: next<<<1, 40>>>(x, y)
