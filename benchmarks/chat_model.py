@@ -1,15 +1,17 @@
 """Train the chat model that comes with the package: `konigsberg-small`, fine-tuned on Königsberg's questions.
 
-    python -m benchmarks.chat_model --run runs/chat     # ends with the figures, and exports; the same again goes on
-    python -m benchmarks.chat_model --steps 6000        # another length of round two, on wordings set apart for that
+    python -m benchmarks.chat_model --run runs/chat     # trains, evaluates and exports; the same command resumes
+    python -m benchmarks.chat_model --steps 6000        # a different length of round two, on wordings kept for this
 
-Two rounds: the first as `nanoeuler sft --run one` does it, each question in the wording of the corpus; the second goes
-on from there, on other stories, as `nanoeuler sft --base one --data konigsberg-reworded` does it, in many wordings.
+There are two rounds. The first is that of `nanoeuler sft --run one`, with each question in the wording of the corpus.
+The second is that of `nanoeuler sft --base one --data konigsberg-reworded`: it continues on different stories, with
+many wordings.
 
-Writes nanoeuler_lib/pretrained/konigsberg-chat and data/results/konigsberg-chat.json: the share of held-out questions
-answered right by the most frequent answer of each kind, by the base model asked as its corpus asks, by the base model
-asked as a chat asks, and by the chat model after each round, over all and by kind; the same by wording, taught or not;
-what it forgot. Chapter 20 reads the wrong answers.
+Writes nanoeuler_lib/pretrained/konigsberg-chat and data/results/konigsberg-chat.json. The file has the fraction of
+held-out questions that are answered correctly, over all questions and by kind, for five answerers: the most frequent
+answer of each kind, the base model prompted as in its corpus, the base model prompted as in a chat, and the chat model
+after each round. It also has the same by wording, trained or not, and what the model forgot. Chapter 20 reads the wrong
+answers.
 """
 
 import argparse

@@ -1,18 +1,19 @@
-"""What moves between the cards of one host through NCCL, and what it takes from products; needs two cards or more.
+"""Measure NCCL between the GPUs of one host, and how much it slows matrix products; needs two GPUs or more.
 
-    python -m benchmarks.collectives               # 2 cards and 4, as there are; stores data/results/collectives.json
-    python -m benchmarks.collectives --cards 2     # that many alone
-    python -m benchmarks.collectives --out FOLDER  # the JSON goes there
+    python -m benchmarks.collectives               # 2 GPUs, and 4 if present; stores data/results/collectives.json
+    python -m benchmarks.collectives --cards 2     # only this number of GPUs
+    python -m benchmarks.collectives --out FOLDER  # writes the JSON there
 
-A process a card. Every call is launched from Python, as training launches it. A round is a barrier and some calls
-between two events of the card's clock, divided by their number; of the cards the slowest counts, of the rounds the
-median. `bytes` are those of the whole vector that each card holds before or after. Rows:
+There is one process per GPU. Every call is launched from Python, as in training. A round is a barrier, followed by
+several calls between two CUDA events; its time is divided by the number of calls. The time in a row is the median over
+rounds of the slowest GPU's time. `bytes` is the size of the whole vector that each GPU holds before or after the call.
+Rows:
 
-    move      an operation of OPERATIONS on so many bytes: milliseconds of a call, and of the host for launching it
-    overlap   products on one stream and an operation on another, alone and together, in turns, with at most so many
-              blocks of NCCL (null: as many as it likes); `lost`: what a round's products took longer beside it
-    order     which pieces of NCCL's sum have the bits of a sum in a given order ("2013": card 2 and 0, then 1, then 3;
-              "tree": 0 and 1, 2 and 3, then both), "none" of them; whether all cards have the same bits
+    move      an operation of OPERATIONS on this many bytes: milliseconds per call, and host time to launch it
+    overlap   products on one stream and an operation on another, separately and together, in alternation, with at most
+              this many blocks for NCCL (null: NCCL chooses); `lost`: time added to a round's products by the operation
+    order     which pieces of NCCL's sum are bitwise equal to a sum in a given order ("2013": GPU 2 + GPU 0, then 1,
+              then 3; "tree": 0 + 1, 2 + 3, then both), or to "none" of them; whether all GPUs have the same bits
 """
 
 import argparse

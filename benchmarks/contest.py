@@ -1,8 +1,8 @@
-"""Contenders that take turns: each is a process of its own, with its own environment, and works only when asked.
+"""Run the contenders of a benchmark in alternation, each in its own process with its own environment.
 
-A benchmark calls `take_turns`, which starts `python -m MODULE --serve ARGUMENTS` for each contender; there, `serve`
-answers every line on standard input with the result of one call, as JSON. Rounds in which all take their turns, and
-ratios within a round, make a busy machine slow everybody alike.
+A benchmark calls `take_turns`, which starts `python -m MODULE --serve ARGUMENTS` for each contender. There, `serve`
+answers every line on standard input with the result of one call, as JSON. Each round runs every contender once, and
+ratios are computed within a round, so that a busy machine slows all contenders equally.
 """
 
 import json

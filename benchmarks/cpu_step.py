@@ -1,13 +1,13 @@
-"""A training step of `small` beside PyTorch eager, torch.compile and llm.c, on two cores, in alternated rounds.
+"""Time a training step of `small` against PyTorch eager, torch.compile and llm.c, on two cores, in alternating rounds.
 
     python -m benchmarks.cpu_step [--rounds N] [--llmc COMMAND]
-    python -m benchmarks.cpu_step --profile        # where our own step's time goes, by composite
+    python -m benchmarks.cpu_step --profile        # time of our own step by composite
 
-The peer is the same model in PyTorch (`benchmarks/torch_peer.py`), from the same weights, on the same batches; the
-losses of the first steps must agree, so that the work is the same. PyTorch's matrix library, MKL, uses AVX-512 on
-Intel's processors only: on an AMD processor that has it, both peers also run with MKL told that it may (a library of
-one function, compiled and preloaded). llm.c's CPU trainer has a model of its own (GPT-2): COMMAND is run once, and
-what it prints ("step 3: train loss 5.1 (took 304.1 ms)") is shown. Writes data/results/cpu_step.json.
+The PyTorch model (`benchmarks/torch_peer.py`) has the same weights and reads the same batches; the losses of the first
+steps must agree, so that both do the same work. PyTorch's matrix library, MKL, uses AVX-512 only on Intel processors.
+On an AMD processor with AVX-512, both PyTorch versions therefore also run with MKL allowed to use it (by a preloaded
+library with one function). llm.c's CPU trainer has a different model (GPT-2): COMMAND is run once, and its output
+("step 3: train loss 5.1 (took 304.1 ms)") is shown. Writes data/results/cpu_step.json.
 """
 
 from benchmarks.contest import quiet_environment

@@ -1,22 +1,23 @@
-"""How near every kernel comes to the speed of a plain copy of as many bytes, at the shapes of `base`; needs a GPU.
+"""Compare every kernel with a plain copy of as many bytes, at the shapes of `base`; needs a GPU.
 
     python -m benchmarks.cuda_bandwidth                          # stores cuda_bandwidth.json and cuda_bandwidth_16.json
-    python -m benchmarks.cuda_bandwidth --kernels adamw,squares  # some of them, printed alone
-    python -m benchmarks.cuda_bandwidth --quick                  # 16 texts, few rounds, printed alone
-    python -m benchmarks.cuda_bandwidth --out FOLDER             # the JSON goes there, also of a part
+    python -m benchmarks.cuda_bandwidth --kernels adamw,squares  # only these kernels, printed but not stored
+    python -m benchmarks.cuda_bandwidth --quick                  # 16 texts, few rounds, printed but not stored
+    python -m benchmarks.cuda_bandwidth --out FOLDER             # writes the JSON there, also for only some kernels
 
-The first file, in data/results, is of 64 texts of 512 tokens, the second of 16. Each row is a kernel with one size of
-block: the bytes that it must move (each array once), its time, and its share of the speed at which the driver's own
-device-to-device copy moves as many bytes, half of them read and half written. Kernel and copy alternate in rounds: the
-share is the median of the rounds, beside the smallest and the largest. Every launch shape offered is timed in a few
-rounds, the best of each block is kept, and the best of all is measured anew in more.
+The first file, in data/results, is for 64 texts of 512 tokens, the second for 16. Each row is a kernel with one block
+size. It has the bytes that the kernel must move (each array once), its time, and its speed as a fraction of the copy's.
+The copy is the driver's device-to-device copy of as many bytes, half of them read and half written. Kernel and copy
+alternate in rounds; the fraction is the median over rounds, with the smallest and the largest. Every launch shape on
+offer is timed in a few rounds, and the best shape of each block size is kept. The best shape of all is then measured
+again with more rounds.
 
-One timing is a CUDA graph of many launches, so that no launch waits for the processor, after the same graph once as a
-warm-up. Launches go round several sets of arrays, so that together they do not fit in the cache.
+One timing is a CUDA graph of many launches, so that no launch waits for the host; the same graph runs once before as a
+warm-up. Launches cycle through several sets of arrays, which together do not fit in the cache.
 
-Before it is timed, every launch offered runs once on numbers of its own, and what it wrote is compared with the
-reference in float64 (which takes several times the kernel's own memory): the largest error, as a share of the largest
-number, stands in its row, and above FAR nothing is timed.
+Before it is timed, every launch runs once on separate numbers, and its output is compared with the reference in
+float64 (which takes several times the kernel's own memory). The row has the largest error, relative to the largest
+number; if it exceeds FAR, nothing is timed.
 """
 
 import argparse

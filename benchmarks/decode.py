@@ -1,10 +1,10 @@
-"""Tokens a second of one stream with the key/value cache, beside PyTorch eager, in alternated rounds on two cores.
+"""Measure tokens per second with the key/value cache against PyTorch eager, in alternating rounds on two cores.
 
     python -m benchmarks.decode [--rounds N]
 
-Greedy decoding of 128 tokens from one, from the same weights, in PyTorch with a cache of its own
-(`benchmarks/torch_peer.py`); the tokens must be the same. Each library runs with one thread and with two, and is
-judged by the better of them. Writes data/results/decode.json.
+Both decode 128 tokens greedily, starting from one token, with the same weights; PyTorch has its own cache
+(`benchmarks/torch_peer.py`). The tokens must be the same. Each library runs with one thread and with two, and its
+better result counts. Writes data/results/decode.json.
 """
 
 from benchmarks.contest import quiet_environment

@@ -1,29 +1,30 @@
-"""An English model small enough for a page and a wheel: three sizes in int8, of which one is shipped as english-small.
+"""Train English models that are small enough for a web page and a wheel: three sizes in int8, one of which is shipped.
 
-    NANOEULER_DATA=... python -m benchmarks.english prepare      # a CPU: texts and tokenizers into FOLDER
-    python -m benchmarks.english xz ngrams                       # a CPU: yardsticks on the same held-out books
-    python -m benchmarks.english pilot --out OUT                 # a card: vocabulary and rate of each size, a pass each
-    python -m benchmarks.english train measure --out OUT         # a card: the three runs, and what they came to;
-                                                                 # FOLDER holds the pilot's rows (else 2048 tokens)
+    NANOEULER_DATA=... python -m benchmarks.english prepare      # CPU: writes texts and tokenizers into FOLDER
+    python -m benchmarks.english xz ngrams                       # CPU: baselines on the same held-out books
+    python -m benchmarks.english pilot --out OUT                 # GPU: vocabulary and rate per size, one pass each
+    python -m benchmarks.english train measure --out OUT         # GPU: the three runs and their results; uses the
+                                                                 # pilot's rows in FOLDER (else 2048 tokens)
     python -m benchmarks.english collect --from OUT --ship 6     # data/results/english.json; the model into the package
 
-FOLDER (--folder, default work/english, which git ignores) is all that a card needs beside the repository: three texts
-as xz and a tokenizer. The texts are the books of $NANOEULER_DATA/books to learn from, and 16 others, none of which
-shares a passage with them: every second one is for choosing (`choose`), the rest are only measured on, at the end
-(`held_out`). Licences: LICENCE.
+FOLDER (--folder, default work/english, which git ignores) and the repository are all that the GPU machine needs: three
+texts as xz, and a tokenizer. The training texts are the books of $NANOEULER_DATA/books. 16 other books, none of which
+shares a passage with them, are held out: half of them are used for choosing (`choose`), and the other half only for the
+final measurement (`held_out`). Licences: LICENCE.
 
-One tokenizer serves all vocabularies: a smaller one is the beginning of its merges, which training found in the same
-order. SHAPES gives each size and vocabulary a shape of about as many bytes; `pilot` trains each for a pass of the text,
-then the best one of a size at other rates, and measures on `choose`; `train` takes what was best there, for PASSES
-passes, or as many as fit into --minutes at the pilot's speed. With one head (K = 1): the page and the command read head
-0 alone, and later ones measured no better (chapter 16).
+One tokenizer serves all vocabularies, because the merges of a smaller vocabulary are the first merges of the larger
+one. SHAPES gives each size and vocabulary a shape with about the same number of bytes. `pilot` trains each shape for
+one pass over the text, then the best shape of a size with other learning rates, and measures on `choose`. `train` uses
+the best settings for PASSES passes, or for as many as fit into --minutes at the pilot's speed. The models have one head
+(K = 1), because the page and the command use only head 0, and additional heads did not improve it (chapter 16).
 
-In int8 the package's wheel, 4.4 MB, grows by about SIZE, in float16 by twice that. An index takes 100 MB, but a clone
-of the repository keeps every version of the file, and a page's reader waits for four thirds of it, in base 64.
+In int8, the package's wheel of 4.4 MB grows by about SIZE, in float16 by twice that. A package index accepts 100 MB.
+But a clone of the repository contains every version of the file, and a reader of the page must load four thirds of it,
+in base64.
 
-Each section adds rows to rows-SECTION.jsonl in OUT; `train` leaves english-SIZE.tar there, the exported checkpoint. The
-rule of what is shipped, made before anything was trained: the smallest size whose next one, with twice the bytes, saves
-less than WORTH of the bits on `held_out`; 12 MB if each is worth it.
+Each section adds rows to rows-SECTION.jsonl in OUT; `train` also writes the exported checkpoint, english-SIZE.tar. The
+rule for the shipped size was fixed before any training: it is the smallest size for which doubling the bytes saves less
+than WORTH of the bits on `held_out`, or 12 MB if there is no such size.
 """
 
 import argparse

@@ -1,17 +1,18 @@
-"""FlashAttention beside PyTorch's, in one process and in turns; needs a GPU and PyTorch.
+"""Time FlashAttention against PyTorch's, in one process and in alternation; needs a GPU and PyTorch.
 
     python -m benchmarks.gpu_attention                 # stores data/results/gpu_attention.json
-    python -m benchmarks.gpu_attention --quick         # few rounds, printed alone
-    python -m benchmarks.gpu_attention --out FOLDER    # the JSON goes there
+    python -m benchmarks.gpu_attention --quick         # few rounds, printed but not stored
+    python -m benchmarks.gpu_attention --out FOLDER    # writes the JSON there
 
-Causal attention at the shapes of `base` (64 texts of 512, H/G = 12/4, C = 64) and at longer texts. Peers are PyTorch's
-`scaled_dot_product_attention` with its FlashAttention and with cuDNN's, for float32 its memory-efficient kernel; they
-get keys and values expanded to all heads, outside of the timing, and contiguous arrays of [B, H, T, C]. Ours reads the
-packed projection; `mma` is ours by mma.sync, as on other cards, where a Hopper card runs wgmma. Each contestant runs in
-turn, `LAUNCHES` times between two events, for some rounds; the time is the median.
+Causal attention at the shapes of `base` (64 texts of 512, H/G = 12/4, C = 64) and for longer texts. The peers are
+PyTorch's `scaled_dot_product_attention` with its FlashAttention, with cuDNN's, and for float32 with its
+memory-efficient kernel. They get contiguous arrays [B, H, T, C], with keys and values expanded to all heads before the
+timing. Our kernel reads the packed projection; on a Hopper GPU it uses wgmma, and the rows `mma` are our kernel with
+mma.sync, as on other GPUs. In each round, every contestant runs `LAUNCHES` times between two CUDA events; the time is
+the median over rounds.
 
 TFLOP/s count half of the T x T square: 2 B H T^2 C. `error` is the relative error of the first text against float64,
-`plain` that of PyTorch's own kernel in the same precision. The arrays of every case exceed the cache.
+and `plain` is the error of PyTorch's own kernel in the same precision. The arrays of every case exceed the cache.
 """
 
 import argparse

@@ -1,14 +1,14 @@
-"""FlashAttention's backward pass beside PyTorch's, alternated, and what a card's counters say of both.
+"""Time FlashAttention's backward pass against PyTorch's, in alternation, and store the GPU's hardware counters of both.
 
     python -m benchmarks.gpu_attention_backward        # times; stores data/results/gpu_attention_backward.json
-    ncu --profile-from-start off --clock-control none --csv --page raw --metrics METRICS --log-file counters_4096.csv \
-        python -m benchmarks.gpu_attention_backward --once 4096     # what the card counts (METRICS below, with commas)
-    python -m benchmarks.gpu_attention_backward --counters counters_4096.csv     # takes that into the stored file
+    ncu --profile-from-start off --clock-control none --csv --page raw --metrics METRICS --log-file counters_4096.csv \\
+        python -m benchmarks.gpu_attention_backward --once 4096     # hardware counters (METRICS below, with commas)
+    python -m benchmarks.gpu_attention_backward --counters counters_4096.csv     # adds them to the stored file
 
-Takes a CUDA device and PyTorch. Every launch is compared with float64 on two texts first, its outputs filled with NaN
-before. PyTorch gets k and v expanded to all heads beforehand, laid out [B, T, H, C], where it is fastest; its sums over
-a group's heads are not counted. Times are medians over rounds; rates count the causal half, and
-backward as 2.5 times forward.
+Needs a CUDA device and PyTorch. First every launch is compared with float64 on two texts, with its outputs filled with
+NaN before. PyTorch gets k and v expanded to all heads beforehand, in the layout [B, T, H, C], where it is fastest; its
+sums over the heads of a group are not timed. Times are medians over rounds. Rates count the causal half, and the
+backward pass as 2.5 forward passes.
 """
 
 import argparse

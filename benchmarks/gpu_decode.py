@@ -1,12 +1,13 @@
-"""One token at a time on a GPU, beside PyTorch compiled and captured in a CUDA graph, in one process and in turns.
+"""Time the decoding of single tokens on a GPU against PyTorch, compiled and captured in a CUDA graph, in alternation.
 
     python -m benchmarks.gpu_decode                 # stores data/results/gpu_decode.json
-    python -m benchmarks.gpu_decode --quick         # few rounds, printed alone
-    python -m benchmarks.gpu_decode --out FOLDER    # the JSON goes there
+    python -m benchmarks.gpu_decode --quick         # few rounds, printed but not stored
+    python -m benchmarks.gpu_decode --out FOLDER    # writes the JSON there
 
-`base` with fresh weights, one text. Both read the same tokens up to position 300; then each takes `TOKENS` more in
-turn, each token uploaded and its logits copied to the host, where the next one is chosen. The time of a token is the
-median over rounds. `floor` is what reading the weights once takes at the bandwidth that a copy reaches here.
+The model is `base` with fresh weights and one text. Both programs run in one process and read the same tokens up to
+position 300. Then they decode `TOKENS` more tokens in alternation: each token is uploaded, and its logits are copied to
+the host, where the next token is chosen. The time per token is the median over rounds. `floor` is the time to read the
+weights once at the bandwidth of a copy on this GPU.
 """
 
 import argparse

@@ -1,23 +1,24 @@
-"""A training step of the engine with FlashAttention and with T x T matrices in memory, in turns; needs a GPU.
+"""Time a training step with FlashAttention against one with T x T matrices in memory, in alternation; needs a GPU.
 
     python -m benchmarks.gpu_flash_step                  # both cases; stores data/results/gpu_flash_step.json
-    python -m benchmarks.gpu_flash_step --quick          # few rounds, printed alone
-    python -m benchmarks.gpu_flash_step --case 1         # one of CASES alone; stores data/results/gpu_flash_step_1.json
-    python -m benchmarks.gpu_flash_step --out FOLDER     # the JSON goes there
+    python -m benchmarks.gpu_flash_step --quick          # few rounds, printed but not stored
+    python -m benchmarks.gpu_flash_step --case 1         # only this one of CASES; stores gpu_flash_step_1.json
+    python -m benchmarks.gpu_flash_step --out FOLDER     # writes the JSON there
 
-Model, kernels, optimiser, weights and batches are the same; attention alone differs. `Plain` computes it as one does
-without FlashAttention: heads are copied apart, cuBLAS multiplies all of them at once, a kernel takes the softmax of
-each row in place, numbers in memory are bfloat16, sums are float32, and each layer keeps its probabilities for the
-backward pass. Queries, keys and values are copied apart once more there, so that it keeps nothing else.
+Model, kernels, optimiser, weights and batches are the same; only attention differs. `Plain` computes attention without
+FlashAttention: heads are copied into separate arrays, cuBLAS multiplies all of them at once, and a kernel computes the
+softmax of each row in place. Numbers in memory are bfloat16, sums are float32, and each layer keeps its probabilities
+for the backward pass. Queries, keys and values are copied again there, so that nothing else has to be kept.
 
-Of `base` at 64 x 512 a layer has 64 x 12 x 512 x 512 probabilities, 0.4 GB, and 16 layers 6.4 GB. Memory sees such a
-matrix nine and a half times a layer: the forward pass writes scores, reads the past's half, writes probabilities and
-reads them; the backward pass reads them for dv, writes their gradient, reads the halves of both, writes the scores'
-gradient, and reads it for dq and for dk. That is 61 GB a step: twenty milliseconds at 3 TB/s.
+For `base` at 64 x 512, a layer has 64 x 12 x 512 x 512 probabilities, 0.4 GB, so 16 layers have 6.4 GB. Each layer
+moves such a matrix nine and a half times. The forward pass writes the scores, reads the causal half, writes the
+probabilities and reads them. The backward pass reads them for dv, writes their gradient, reads the halves of both,
+writes the gradient of the scores, and reads it for dq and for dk. That is 61 GB per step, or twenty milliseconds at 3
+TB/s.
 
-CuPy's cuBLAS cannot be captured in a CUDA graph, so both run launch by launch; the step that the engine really takes,
-captured, is the third row. The first gradients of q, k and v, and the losses of the first steps, must agree. Turns,
-times and memory are those of `gpu_step`.
+CuPy's cuBLAS cannot be captured in a CUDA graph, so both versions run launch by launch. The third row is the engine's
+actual step, which is captured. The first gradients of q, k and v and the losses of the first steps must agree. Rounds,
+times and memory are measured as in `gpu_step`.
 """
 
 import functools

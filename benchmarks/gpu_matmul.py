@@ -1,16 +1,16 @@
-"""How near the library's matrix products come to cuBLAS's; needs a GPU and PyTorch.
+"""Compare the library's matrix products with cuBLAS's; needs a GPU and PyTorch.
 
     python -m benchmarks.gpu_matmul                # stores gpu_matmul.json and gpu_matmul16.json in data/results
-    python -m benchmarks.gpu_matmul --out FOLDER   # the JSON goes there
-    python -m benchmarks.gpu_matmul --quick        # few rounds, printed alone
+    python -m benchmarks.gpu_matmul --out FOLDER   # writes the JSON there
+    python -m benchmarks.gpu_matmul --quick        # few rounds, printed but not stored
 
-The first file is of plain float32, the second of tensor cores. A row is one version at one size. Before it is timed it
-multiplies fresh random matrices into an array of NaN, and every element is compared with float64. The largest error may
-reach, in plain float32, the bound that holds for any order of K additions; on tensor cores, twice the largest error of
-torch.mm in the same precision. Then the version and torch.mm (cuBLAS, with TF32 where the version has it) alternate in
-rounds; a round is the time of some launches in a row, each on the next of several sets of matrices, which together are
-several times the cache. The share is the median over the rounds of cuBLAS's time over the version's, beside the
-smallest and the largest.
+The first file is for plain float32, the second for tensor cores. A row is one version at one size. Before it is timed,
+the version multiplies fresh random matrices into an array of NaN, and every element is compared with float64. In plain
+float32, the largest error must be within the bound that holds for K additions in any order; on tensor cores, within
+twice the largest error of torch.mm in the same precision. Then the version and torch.mm (cuBLAS, with TF32 if the
+version uses it) alternate in rounds. A round is the time of several consecutive launches, each on the next of several
+sets of matrices, which together are several times as large as the cache. The row has cuBLAS's time divided by the
+version's: the median over rounds, the smallest and the largest.
 """
 
 import argparse

@@ -1,15 +1,16 @@
-"""Muon beside AdamW on a card: `base` at rates of both, and tiny Shakespeare by a recipe that is searched for.
+"""Compare Muon with AdamW on a GPU: `base` at several learning rates, and tiny Shakespeare with a tuned recipe.
 
     python -m benchmarks.gpu_muon base --data SHARDS --valid SHARDS ...   # rows-base.jsonl in the folder --out
     python -m benchmarks.gpu_muon tiny --data tinyshakespeare.txt         # rows-tiny.jsonl
-    python -m benchmarks.gpu_muon collect --from FOLDER                   # data/results/muon.json of both
+    python -m benchmarks.gpu_muon collect --from FOLDER                   # data/results/muon.json from both
 
-base: as `gpu_pretrain rates`, 1,000 steps of 16 x 512 tokens from the same first weights on the same batches, in
-bfloat16, AdamW at the best of its five rates and Muon at five; `move` is the root mean square of Muon's step in rates.
-tiny: `shakespeare.SETTINGS`, as many tokens, in float32. The search runs on seed SEARCH: the best of some rates, then
-one change after another, kept if it lowers the last figure by GAIN; the same for AdamW. Rows with other seeds are the
-recipes found, Muon's without each of its changes, and with AdamW in Muon's place; "mean" scores running means of the
-weights as well (the number: how much of the mean stays in a step).
+base: like `gpu_pretrain rates`, 1,000 steps of 16 x 512 tokens from the same initial weights on the same batches, in
+bfloat16, with AdamW at the best of its five learning rates and Muon at five rates. `move` is the root mean square of
+Muon's step divided by the learning rate.
+tiny: `shakespeare.SETTINGS` with the same number of tokens, in float32. The search runs on seed SEARCH: first the best
+of several learning rates, then one change after another, each kept if it lowers the final figure by GAIN; the same for
+AdamW. Rows with other seeds are the recipes that were found, Muon's recipe without each of its changes, and Muon's
+recipe with AdamW instead. "mean" also scores running means of the weights (the number: the decay per step).
 """
 
 import argparse

@@ -1,15 +1,15 @@
-"""How right the engine's numbers are on a GPU, beside NumPy's and PyTorch's.
+"""Measure how accurate the engine's numbers on a GPU are, compared with NumPy's and PyTorch's.
 
     python -m benchmarks.gpu_numbers               # gradients and again; stores data/results/gpu_numbers.json
     python -m benchmarks.gpu_numbers --curves      # curves; stores data/results/gpu_numbers_curves.json
-    python -m benchmarks.gpu_numbers --out FOLDER  # the JSON goes there
+    python -m benchmarks.gpu_numbers --out FOLDER  # writes the JSON there
 
-gradients: of `small` and `base` in float32, fresh and after STEPS steps: by how much of its length the gradient of each
-tensor is off the one in float64, and NumPy's in float32 as well, the root mean square over TEXTS texts, since one text
-is one draw of roundings. In a text the next token hangs on the last one, so that there is something to learn. curves:
-how far the loss in bfloat16 runs from the same engine's in float32, the mean of |difference| over the last LAST steps,
-ours and that of PyTorch's autocast, for SEEDS first weights. again: whether two runs of one seed give the same losses,
-bit for bit.
+gradients: relative error (in norm) of each tensor's gradient in float32 against float64, for `small` and `base`, fresh
+and after STEPS steps, by the engine and by NumPy. It is the root mean square over TEXTS texts, because one text is only
+one sample of rounding errors. In these texts, each token depends on the previous one, so that there is something to
+learn. curves: difference between the loss in bfloat16 and the engine's loss in float32, as the mean of |difference|
+over the last LAST steps, for the engine and for PyTorch's autocast, with SEEDS initial weights. again: whether two runs
+with the same seed give bitwise identical losses.
 """
 
 import argparse

@@ -1,21 +1,21 @@
-"""What pretraining `base` on a card gives, beside the commands of the run themselves (chapter 32); needs a GPU.
+"""Measure what pretraining `base` on a GPU achieves, in addition to the runs themselves (chapter 32); needs a GPU.
 
-    python -m benchmarks.gpu_pretrain rates  --data SHARDS --valid SHARDS ...   # AdamW at five rates
+    python -m benchmarks.gpu_pretrain rates  --data SHARDS --valid SHARDS ...   # AdamW at five learning rates
     python -m benchmarks.gpu_pretrain parity --data SHARDS --valid SHARDS ... --rate X   # the same steps in PyTorch
-    python -m benchmarks.gpu_pretrain known  --data SHARDS --valid SHARDS ... --run RUN  # by heart; he or she
+    python -m benchmarks.gpu_pretrain known  --data SHARDS --valid SHARDS ... --run RUN  # memorised text; he or she
     python -m benchmarks.gpu_pretrain says   --run RUN                          # samples for fixed prompts
-    python -m benchmarks.gpu_pretrain replies --run RUN --examples FILE         # to instructions that were held out
-    python -m benchmarks.gpu_pretrain squeezed --valid FILE.txt ...             # by compressors; needs no GPU
-    python -m benchmarks.gpu_pretrain collect --from FOLDER                     # data/results/ch32.json of it all
+    python -m benchmarks.gpu_pretrain replies --run RUN --examples FILE         # replies to held-out instructions
+    python -m benchmarks.gpu_pretrain squeezed --valid FILE.txt ...             # compressors; needs no GPU
+    python -m benchmarks.gpu_pretrain collect --from FOLDER                     # data/results/ch32.json from all
 
-Each section adds its rows to rows-SECTION.jsonl in the folder `--out`, by default this one; `collect` puts them and
-the runs' logs together.
+Each section adds its rows to rows-SECTION.jsonl in the folder `--out`, by default the current one; `collect` joins the
+rows and the logs of the runs.
 
-rates, parity: STEPS steps of ROWS texts from the same first weights on the same batches, in bfloat16, the schedule that
-of a whole run of so many steps; then bits per byte of whole validation sets. parity: PyTorch's weights are scored by
-NanoEuler, so that nothing but the training differs. known: of WINDOWS windows of each set, how many of 50 tokens the
-model continues word for word after 50 (greedy), and its bits per token there. replies: those to the held-out examples
-that chance takes, greedily and sampled; `evaluate.fault` says what is wrong with their form.
+rates, parity: STEPS steps of ROWS texts from the same initial weights on the same batches, in bfloat16, with the
+schedule of a complete run of this length; then bits per byte of whole validation sets. parity: NanoEuler scores
+PyTorch's weights, so that only the training differs. known: for WINDOWS windows of each set, how many of 50 tokens the
+model continues exactly after the first 50 (greedily), and its bits per token there. replies: greedy and sampled replies
+to a random sample of the held-out examples; `evaluate.fault` reports errors in their form.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Which of cuBLASLt's algorithms is the fastest for each matrix product of a training step of `base`, on this card.
+"""Find the fastest cuBLASLt algorithm for each matrix product of a training step of `base` on this GPU.
 
-    python -m benchmarks.gpu_products              # the table in nanoeuler_lib/cuda/products.json, of this card
-    python -m benchmarks.gpu_products --out FILE   # there instead
+    python -m benchmarks.gpu_products              # adds this GPU to nanoeuler_lib/cuda/products.json
+    python -m benchmarks.gpu_products --out FILE   # writes the table there
 
-cuBLASLt orders its algorithms by an estimate. The engine takes the first one unless this table names another, for this
-card and this version of cuBLASLt: so two runs on one card take the same algorithm, and give the same bits. Each product
-of a step is timed on the step's own arrays; an algorithm that is not the first is named where it takes GAIN less time.
+cuBLASLt orders its algorithms by an estimate. The engine takes the first one, unless this table has another for this
+GPU and this version of cuBLASLt. So two runs on the same kind of GPU use the same algorithms and give the same bits.
+Each product is timed on the step's own arrays. An algorithm other than the first is listed if it takes GAIN less time.
 """
 
 import argparse

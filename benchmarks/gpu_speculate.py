@@ -1,12 +1,13 @@
-"""Text from a trained model on a GPU, with proposals by the later heads and without, in one process and in turns.
+"""Time text generation on a GPU with draft tokens from the later heads and without, in one process and in alternation.
 
     python -m benchmarks.gpu_speculate --run RUN --data SHARDS                # stores data/results/gpu_speculate.json
-    python -m benchmarks.gpu_speculate --run RUN --data SHARDS --out FOLDER   # the JSON goes there
+    python -m benchmarks.gpu_speculate --run RUN --data SHARDS --out FOLDER   # writes the JSON there
 
-Each of PROMPTS windows of the shards is continued by TOKENS tokens, with 0, 1, ... proposals a round. A row is a number
-of proposals and a way of drawing: milliseconds a token (the median over prompts), what plain decoding takes over it
-(the median of the ratios), tokens a round, and of greedy texts how many are those of plain decoding, token for token.
-The first ROUNDS rounds of a text are not timed: they read the prompt and capture the launches.
+Each of PROMPTS windows of the shards is continued by TOKENS tokens, with 0, 1, ... draft tokens per round. A row is a
+number of draft tokens and a way of sampling. It has milliseconds per token (median over prompts), the time of plain
+decoding divided by it (median of the ratios), tokens per round, and for greedy texts how many equal those of plain
+decoding, token for token. The first ROUNDS rounds of a text are not timed, because they read the prompt and capture the
+launches.
 """
 
 import argparse

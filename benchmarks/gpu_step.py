@@ -1,18 +1,19 @@
-"""A training step of the engine beside torch.compile, in one process and in turns; needs a GPU and PyTorch.
+"""Time a training step of the engine against torch.compile, in one process and in alternation; needs a GPU and PyTorch.
 
     python -m benchmarks.gpu_step                  # every case; stores data/results/gpu_step_0.json, _1 and _2
-    python -m benchmarks.gpu_step --quick          # few rounds, printed alone
-    python -m benchmarks.gpu_step --case 2         # one of CASES alone
-    python -m benchmarks.gpu_step --out FOLDER     # the JSON goes there
+    python -m benchmarks.gpu_step --quick          # few rounds, printed but not stored
+    python -m benchmarks.gpu_step --case 2         # only this one of CASES
+    python -m benchmarks.gpu_step --out FOLDER     # writes the JSON there
 
-The peer is the same model in PyTorch (`benchmarks/torch_peer.py`) with fused AdamW, from the same weights, on the same
-batches, with the same precision of products, residual stream and master weights; both clip, and both give the host the
-loss of each step. The losses of the first steps must agree, so that the work is the same. Each takes `STEPS` steps in
-turn, timed by the clock from an idle GPU to an idle GPU; the time is the median over rounds, the ratio that of the
-rounds. At 16 texts, where gaps between launches count, PyTorch's mode that captures a graph takes part as well.
+The peer is the same model in PyTorch (`benchmarks/torch_peer.py`) with fused AdamW, the same weights and batches, and
+the same precision of products, residual stream and master weights. Both clip gradients, and both return the loss of
+each step to the host. The losses of the first steps must agree, so that both do the same work. In each round, both take
+`STEPS` steps, timed by the wall clock from an idle GPU to an idle GPU. The time is the median over rounds, and the
+ratio is the median of the rounds' ratios. At 16 texts, where gaps between launches matter, PyTorch's mode that captures
+a CUDA graph is timed as well.
 
-Memory is the peak of a process of its own (`--memory`): what the driver says is in use after three steps, less what it
-said before the model was made.
+Memory is measured in a separate process (`--memory`): what the driver reports in use after three steps, minus what it
+reported before the model was created.
 """
 
 import argparse

@@ -1,17 +1,18 @@
-"""`large` beside `base`: memory, tokens a second beside torch.compile, and its loss; needs a GPU and PyTorch.
+"""Compare `large` with `base`: memory, tokens per second against torch.compile, and loss; needs a GPU and PyTorch.
 
-    python -m benchmarks.large measure --out FOLDER               # a step of each model beside torch.compile
+    python -m benchmarks.large measure --out FOLDER               # a step of each model against torch.compile
     python -m benchmarks.large runs --data million --out FOLDER   # three runs, on the shards of benchmarks.million
-    python -m benchmarks.large runs --data million --out FOLDER --cards 4     # the same on four cards
+    python -m benchmarks.large runs --data million --out FOLDER --cards 4     # the same on four GPUs
     python -m benchmarks.large collect --from FOLDER              # data/results/large.json
 
-The runs: `base` and `large` for one pass of the text, and `base` for the time that `large` took, by the median of the
-steps (the stored file has the first two). All take 64 rows a step, AdamW, and a schedule that ends with the run. The
-rate is RATE for `base` and, by the ratio of the widths, three quarters of that for `large`; neither was searched for at
-this length.
+The runs are `base` and `large` for one pass over the text, and `base` for as much time as `large` took, according to
+the median step (the stored file has the first two). All runs use 64 rows per step, AdamW, and a schedule that ends with
+the run. The learning rate is RATE for `base` and three quarters of it for `large`, the ratio of the widths; neither was
+tuned for this length.
 
-By arithmetic on an H100, where a step of base takes 59 ms: large has 2.27 times the flops, so 134 ms. A pass is 2,020
-steps: 2 minutes, 4.5 minutes, and base again for 4.5 minutes. What --limit stops goes on with the same command.
+Expected times on an H100, where a step of base takes 59 ms: large has 2.27 times the flops, so 134 ms. A pass is 2,020
+steps, which is 2 minutes for base, 4.5 minutes for large, and 4.5 minutes for the longer run of base. A run that was
+stopped by --limit continues with the same command.
 """
 
 import argparse

@@ -1,14 +1,15 @@
-"""Training on many cards beside as many that train alone, and beside PyTorch's DDP; needs cards, Open MPI, PyTorch.
+"""Compare training on several GPUs with separate runs on one GPU each, and with PyTorch's DDP.
 
-    python -m benchmarks.many_cards                       # on 2, 4, ... of the cards; data/results/many_cards.json
-    python -m benchmarks.many_cards --only ddp --cards 2  # some of PARTS
-    python -m benchmarks.many_cards --quick               # few rounds, printed alone
+    python -m benchmarks.many_cards                       # on 2, 4, ... GPUs; stores data/results/many_cards.json
+    python -m benchmarks.many_cards --only ddp --cards 2  # only some of PARTS
+    python -m benchmarks.many_cards --quick               # few rounds, printed but not stored
 
-speed: a step of `base` on N cards together beside N runs of the engine of one card at the same time, of which the
-slowest counts; rounds are paired, so that what all cards share (heat, clocks) falls out. ddp: the same of PyTorch, in
-processes of its own. tree: one card with shards added by the tree beside the same shards accumulated. memory: bytes of
-states by card. bits: the command itself, 200 steps on 1, 2, ... cards, and killed and resumed on another number; the
-SHA-256 of weights and moments. Each row is stored as soon as it is there, beside those of the same commit.
+Needs several GPUs, Open MPI and PyTorch. speed: a step of `base` on N GPUs together, against N simultaneous runs on one
+GPU each, of which the slowest counts; rounds are paired, so that effects on all GPUs (heat, clocks) cancel. ddp: the
+same with PyTorch, in separate processes. tree: one GPU that adds shards by the tree, against the same shards
+accumulated. memory: bytes of optimiser states per GPU. bits: the command itself, 200 steps on 1, 2, ... GPUs, and a run
+that is killed and resumed on a different number; SHA-256 of weights and moments. Each row is stored as soon as it is
+complete, next to the rows of the same commit.
 """
 
 import argparse

@@ -1,17 +1,18 @@
-"""The run of chapter 32 again, from its texts to its figures, by one command; needs a GPU.
+"""Repeat the run of chapter 32, from its texts to its figures, with one command; needs a GPU.
 
-    python -m benchmarks.million --from FOLDER --out million   # the texts of the run, from files that you have
-    python -m benchmarks.million --out million                 # on books and web, which are fetched: another run
-    python -m benchmarks.million shards --from FOLDER --out million    # its shards alone, for benchmarks.large
+    python -m benchmarks.million --from FOLDER --out million   # on the texts of the run, from files that you have
+    python -m benchmarks.million --out million                 # on books and web, which are downloaded: a different run
+    python -m benchmarks.million shards --from FOLDER --out million    # only its shards, for benchmarks.large
     python -m benchmarks.million collect --from million        # its figures into data/results/ch32.json
 
-FOLDER of --from holds what the corpora `classics` and `featured` name, also as .xz. Tokenizer, order and first weights
-follow from them and from seeds, so that tokens have the fingerprint of the stored run; losses agree with it but for the
-rounding of another card. It takes 11 minutes on an H100: half a minute before the first step, 9,156 steps of 59 ms, the
-rest validations, samples and checkpoints. Behind it: what the model knows by heart, he or she, samples, the cloze.
+The FOLDER of --from has the files of the corpora `classics` and `featured`, possibly as .xz. Tokenizer, order and
+initial weights follow from them and from seeds, so the tokens have the fingerprint of the stored run. The losses agree
+with it except for rounding on a different GPU. On an H100 the run takes 11 minutes: half a minute before the first
+step, 9,156 steps of 59 ms, and the rest for validation, samples and checkpoints. Afterwards it measures what the model
+has memorised, he or she, samples, and the cloze test.
 
-Each part is done once. What was stopped, by Ctrl-C or because --limit seconds were over, goes on when the same command
-is given again.
+Each part runs once. If the program was stopped, by Ctrl-C or because --limit seconds had passed, the same command
+continues it.
 """
 
 import argparse

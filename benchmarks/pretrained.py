@@ -1,10 +1,10 @@
 """Train the model that comes with the package: `small` on Königsberg.
 
-    python -m benchmarks.pretrained --run runs/konigsberg            # ends with the figures, and exports
-    python -m benchmarks.pretrained --run runs/konigsberg            # the same again goes on where it was stopped
+    python -m benchmarks.pretrained --run runs/konigsberg            # trains, evaluates and exports
+    python -m benchmarks.pretrained --run runs/konigsberg            # the same command continues a stopped run
 
 Writes nanoeuler_lib/pretrained/konigsberg-small (parameters in float16, the tokenizer, the configuration) and
-data/results/konigsberg-small.json (the curves, the floor, and accuracy on tokens that a fact decides).
+data/results/konigsberg-small.json (the curves, the floor, and the accuracy on tokens that are determined by a fact).
 """
 
 import argparse

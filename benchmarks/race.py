@@ -1,22 +1,23 @@
-"""The race: how many seconds `base` needs to 1.70 bits per byte on one card; needs a GPU, and PyTorch for its side.
+"""Measure how many seconds `base` needs to reach 1.70 bits per byte on one GPU; needs a GPU, and PyTorch for its side.
 
-    python -m benchmarks.race step    --out FOLDER                # a step of AdamW and of Muon, in turns
-    python -m benchmarks.race sigma   --data ... --valid ...      # AdamW, ten seeds: how far runs differ
+    python -m benchmarks.race step    --out FOLDER                # a step of AdamW and of Muon, in alternation
+    python -m benchmarks.race sigma   --data ... --valid ...      # AdamW, ten seeds: how much runs vary
     python -m benchmarks.race search  --data ... --valid ...      # Muon's recipe, changed one thing at a time
     python -m benchmarks.race adamw   --data ... --valid ...      # compiled PyTorch with AdamW, five seeds
     python -m benchmarks.race recipe  --data ... --valid ...      # the recipe on the engine, five seeds
     python -m benchmarks.race peer    --data ... --valid ...      # the recipe in compiled PyTorch
-    python -m benchmarks.race ladder  --data ... --valid ...      # the recipe without each ingredient, or with another
-    python -m benchmarks.race collect --from FOLDER               # data/results/race.json of it all
+    python -m benchmarks.race ladder  --data ... --valid ...      # the recipe with one ingredient removed or replaced
+    python -m benchmarks.race collect --from FOLDER               # data/results/race.json from all
 
-A run is RECIPE or ADAMW with changes, a seed (of weights and order) and a side: "engine" or "PyTorch". A step takes
-`tokens` tokens, which at the lengths of `lengths` are windows of so many; `momentum` is a number, or stairs: (up to
-which share of the steps, number). A thread reads the next batch while the card works; the clock runs from the first
-step to the last loss on the host. What is compiled, captured or loaded is so before, on steps whose weights are thrown
-away; validation, on whole sets and of head 0, comes behind. Each section adds rows to rows-SECTION.jsonl in `--out`.
+A run is RECIPE or ADAMW with changes, a seed (for weights and order) and a side, "engine" or "PyTorch". A step takes
+`tokens` tokens, in windows whose lengths are given by `lengths`. `momentum` is a number or a list of stairs: (up to
+which fraction of the steps, number). A thread reads the next batch while the GPU works. The clock runs from the first
+step until the last loss has reached the host. Compiling, capturing and loading happen before, on steps whose weights
+are thrown away; validation, on whole sets and with head 0, comes after. Each section adds rows to rows-SECTION.jsonl in
+`--out`.
 
-A side passes with n seeds where (GOAL - mean) sqrt(n) >= BOUND sigma. The steps of a side are fixed before its seeds
-are run; the search runs on seed SEARCH alone. Appendix A3.
+A side passes with n seeds if (GOAL - mean) sqrt(n) >= BOUND sigma. The number of steps of a side is fixed before its
+seeds are run; the search uses only seed SEARCH. Appendix A3 explains the race.
 """
 
 import argparse

@@ -1,12 +1,13 @@
-"""Runtimes: does a run say the same in other people's programs? `make runtimes` prints one table.
+"""Compare a run's outputs in other programs with NumPy's: `make runtimes` prints a table.
 
-    python -m benchmarks.runtimes [RUN]          # without RUN: a model of context 512, three query heads a key head
-    python -m benchmarks.runtimes --engine RUN   # the engine alone, on a card: data/results/runtimes_engine.json
+    python -m benchmarks.runtimes [RUN]          # without RUN: context 512, three query heads per key head
+    python -m benchmarks.runtimes --engine RUN   # only the engine, on a GPU: data/results/runtimes_engine.json
 
-NumPy is the reference. The page's JavaScript runs in node; transformers 4 and 5 and llama.cpp in environments of their
-own, made once in _build/runtimes, since no environment holds both versions of transformers. Each gets one request (a
-folder or a file of weights, 10,000 strings, a row of ids, prompts) and answers in files: the ids of every string, the
-logits of every position of the row, and greedy texts. A runtime that is not there is left out, and the table says so.
+NumPy is the reference. The page's JavaScript runs in node; transformers 4 and 5 and llama.cpp run in separate
+environments, which are made once in _build/runtimes, because one environment cannot have both versions of transformers.
+Each runtime gets the same request (a folder or file of weights, 10,000 strings, a row of ids, prompts) and writes files
+as its answer: the ids of every string, the logits at every position of the row, and greedy texts. A runtime that is not
+installed is left out, and the table says so.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Tiny Shakespeare with `small`: bits per byte on the last tenth of the text, against the goal and PyTorch's twin.
+"""Train `small` on tiny Shakespeare: bits per byte on the last tenth of the text, compared with the goal and PyTorch.
 
     NANOEULER_DATA=... python -m benchmarks.shakespeare --seeds 0 1 2
 
-Byte-pair encoding of 512 tokens trained on the first nine tenths, 2,000 steps of 16 x 128 tokens. Writes
-data/results/tinyshakespeare.json: per seed the final figure, the validation curve and the training curve. A seed
-takes a few minutes on two idle cores.
+A byte-pair encoding of 512 tokens is trained on the first nine tenths, and the model for 2,000 steps of 16 x 128
+tokens. Writes data/results/tinyshakespeare.json: for each seed the final figure, the validation curve and the training
+curve. A seed takes a few minutes on two idle cores.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""What a long run does beside its steps: tokenizing into shards, drawing batches, copying and writing checkpoints.
+"""Time the other work of a long run: tokenizing into shards, reading batches, copying and writing checkpoints.
 
     NANOEULER_DATA=... python -m benchmarks.shards [--megabytes N] [--corpora books web] [SECTION ...]
 
-Sections (all by default): tokenize load checkpoint. `tokenize` writes shards of the first N MB of each corpus with one
-process and with two, whose words are all new to them at first; the tokenizer has 4,096 tokens, learnt from the text's
-beginning. `load` draws batches of `base` from them. `checkpoint` copies and writes the state of `base`, 1.4 GB.
-Each line says how much of the processors' time was left to this process: on a busy machine the wall clock says little,
-and CPU seconds say what it would be alone.
+Sections (default: all): tokenize load checkpoint. `tokenize` writes shards of the first N MB of each corpus with one
+process and with two, which start with no cached words. The tokenizer has 4,096 tokens, learnt from the beginning of the
+text. `load` reads batches for `base` from the shards. `checkpoint` copies and writes the state of `base`, 1.4 GB.
+Each line shows what fraction of the processors' time was available to this process. On a busy machine, wall-clock time
+says little, and CPU seconds show what the time would be on an idle one.
 """
 
 import argparse

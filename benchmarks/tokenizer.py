@@ -1,10 +1,10 @@
-"""The tokenizer beside Hugging Face tokenizers, tiktoken and rustbpe: the same ids, and how fast.
+"""Compare the tokenizer with Hugging Face tokenizers, tiktoken and rustbpe: equal ids, and speed.
 
     NANOEULER_DATA=... python -m benchmarks.tokenizer [SECTION ...] [--rounds N]
 
-Sections (all by default): reference fuzz exact train encode short. Peers that are not installed are left out. Times
-are medians over rounds in which the contenders take turns, so that a busy machine slows all of them. What a section
-prints it also returns, as rows for a table (experiments/ch02.py stores those of chapter 02).
+Sections (default: all): reference fuzz exact train encode short. Peers that are not installed are left out. Times are
+medians over rounds in which the contenders alternate, so that a busy machine slows all of them. Each section also
+returns what it prints, as rows for a table (experiments/chA4.py stores the rows of chapter A4).
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""The same model in PyTorch, as a competent user writes it: what the benchmarks time NanoEuler beside.
+"""The same model in PyTorch, as a competent user would write it; the benchmarks compare NanoEuler with it.
 
-One Linear each for q k v, for gate and up, and for all prediction heads; RMSNorm modules; scaled_dot_product_attention
-with grouped queries; AdamW in its fused version; a key/value cache of fixed size for decoding.
+It has one Linear each for q k v, for gate and up, and for all prediction heads; RMSNorm modules;
+scaled_dot_product_attention with grouped queries; fused AdamW; and a key/value cache of fixed size for decoding.
 """
 
 import numpy as np

@@ -1,20 +1,21 @@
-"""What is a bit and a quarter a byte worth? Yardsticks for the held-out sets of chapter 32; needs no GPU.
+"""Compute baselines for the held-out sets of chapter 32, to judge a loss in bits per byte; needs no GPU.
 
     python -m benchmarks.yardsticks xz     --data A.txt --valid B.txt ...               # xz that has read A
     python -m benchmarks.yardsticks ngrams --data SHARDS --valid SHARDS ...              # 1- to 5-grams, and a cloze
-    python -m benchmarks.yardsticks cloze  --valid SHARDS ... --run RUN --device gpu     # the same cloze of a model
-    python -m benchmarks.yardsticks collect --from FOLDER            # data/results/ch32_yardsticks.json of two
+    python -m benchmarks.yardsticks cloze  --valid SHARDS ... --run RUN --device gpu     # the same cloze for a model
+    python -m benchmarks.yardsticks collect --from FOLDER            # ch32_yardsticks.json from xz and ngrams
 
-xz takes no dictionary, but its window may be as long as all that it reads: what a set costs behind the training text of
-its kind is the length of both in one stream, less that of the training text alone. WINDOW holds all of both.
+xz: it takes no dictionary, but its window may be as long as the whole input. The size of a set after the training text
+of its kind is therefore the compressed length of both in one stream, minus that of the training text. WINDOW is large
+enough for both.
 
-ngrams: `nanoeuler_book.ngram` on the same tokens, scored in a model's windows (`datasets.ShardDataset`).
-Shorter contexts get the weight, of STRENGTHS, that is best on these very sets: that favours the n-grams a little.
+ngrams: `nanoeuler_book.ngram` on the same tokens, scored in a model's windows (`datasets.ShardDataset`). Shorter
+contexts get the weight, of STRENGTHS, that is best on these same sets, which favours the n-grams a little.
 
-cloze: ITEMS places of each held-out set. A word of five letters or more is taken out; beside it stand three others of
-the same document that occur there about as often, so that the subject and the frequency say little. Who is asked gets
-BEFORE tokens of text before the place and takes the word that makes the word and the next BEHIND letters most likely.
-Chance is a quarter. Each section adds rows to rows-SECTION.jsonl in `--out`.
+cloze: ITEMS positions of each held-out set. A word of five letters or more is removed, and offered with three other
+words that occur about as often in the same document, so that topic and frequency help little. The model gets BEFORE
+tokens of text before the position, and chooses the word for which the word and the next BEHIND letters are most likely.
+Guessing gives a quarter. Each section adds rows to rows-SECTION.jsonl in `--out`.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Chapter 10: how six planted bugs change the training of a miniature, beside a healthy twin with the same batches.
+"""Chapter 10: compare the training of a miniature with six planted bugs to that of a correct twin on the same batches.
 
-The miniature, the text and the bugs are the notebook's own: its cells tagged `experiment` are run here.
+The miniature, the text and the bugs are in the notebook: its cells tagged `experiment` are run here.
 """
 
 from tools.notebooks.cells import run_tagged

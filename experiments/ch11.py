@@ -1,7 +1,7 @@
-"""Chapter 11: optimisers and schedules, each at its best rate, and variants of AdamW, on the notebook's miniature.
+"""Chapter 11: compare optimisers and schedules, each at its best learning rate, and variants of AdamW, on a miniature.
 
-The miniature, the rules and the lists of what is compared are the notebook's own: its cells tagged `experiment` are
-run here. A rate is chosen by one seed that is not among those of the comparison.
+The miniature, the rules and the lists of variants are in the notebook: its cells tagged `experiment` are run here. A
+learning rate is chosen with a seed that the comparison does not use.
 """
 
 import math

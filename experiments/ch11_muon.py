@@ -1,8 +1,8 @@
-"""Appendix A2: Muon on chapter 11's miniature, each way at its best rate, beside ch11's AdamW.
+"""Appendix A2: train chapter 11's miniature with variants of Muon, each at its best learning rate, against AdamW.
 
-The miniature and `train` are chapter 11's, the ways that are compared A2's own (cells tagged `experiment`). A rate
-is chosen by the seed that chose AdamW's, and the other seeds are AdamW's, too, whose rows stand in ch11.json: start
-and batches are the same. What is done is stored after every seed.
+The miniature and `train` are chapter 11's; the variants are in A2 (cells tagged `experiment`). Learning rates are
+chosen with the seed that chose AdamW's, and the other seeds are AdamW's as well, whose rows are in ch11.json, so that
+initial weights and batches are the same. The results are stored after every seed.
 """
 
 import json

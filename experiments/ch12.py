@@ -1,7 +1,7 @@
-"""Chapter 12: the order in which things are learnt, two rungs of the ladder, overfitting, and canaries.
+"""Chapter 12: the order in which things are learnt, two baselines of the ladder, overfitting, and canaries.
 
-The miniature, its loop, the silent layers and the canaries are the notebook's own: its cells tagged `experiment` are
-run here.
+The miniature, its training loop, the silent layers and the canaries are in the notebook: its cells tagged `experiment`
+are run here.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ WORDS = {"0-4 words": (0, 5), "5-9 words": (5, 10), "10-19 words": (10, 20), "20
 
 
 def order(names: dict, seed: int) -> dict:
-    """Shares of right tokens by step, on stories of one kind."""
+    """Accuracy by step, on stories of one kind."""
     kind, tests = ORDER["kind"], ORDER["tests"]
     train = names["tokens_of"]([konigsberg.sample(10**6 + i, kind) for i in range(ORDER["stories"])])
     test = [konigsberg.sample(2 * 10**6 + i, kind) for i in range(tests)]

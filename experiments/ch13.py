@@ -1,10 +1,12 @@
-"""Chapter 13: the ladder of a training step, its composites, micro-batches, threads and the ceilings, on two cores.
+"""Chapter 13: time the versions of a training step, its composites, micro-batches, threads and bounds, on two cores.
 
-    python -m experiments.ch13 [--threads]    # --threads: measure those anew and keep the rest of the record
+    python -m experiments.ch13                # everything
+    python -m experiments.ch13 --threads      # measure only the threads again, and keep the other results
+    python -m experiments.ch13 --frame        # measure only the steps of the frame (ch13_frame.json, a few seconds)
 
-Everything is timed in alternated rounds by the notebook's own cells tagged `experiment`. One worker's times are of its
-processor time; those of threads are the clock's. They wait until a second core is free, and want a machine that has
-nothing else to do.
+Everything is timed in alternating rounds by the notebook's cells tagged `experiment`. Times with one worker are
+processor time, and times with several threads are wall-clock time. These wait until a second core is free, and should
+run on an otherwise idle machine.
 """
 
 from benchmarks.contest import keep_to_cores, quiet_environment
@@ -79,13 +81,29 @@ def two_cores(n: dict) -> list[dict]:
     return [{"kind": "products", "gain": round(float(np.median(gains)), 2)}, *rows]
 
 
+def frame_steps(n: dict) -> None:
+    """Save the time of a step of the frame, with the plain functions and with the fast composites."""
+    load = round(os.getloadavg()[0], 1)
+    rows = milliseconds(n["race"](n["frame_steps"](), ROUNDS, time.process_time), "frame")
+    save(
+        "ch13_frame",
+        {"model": n["frame"].CONFIG.to_dict(), "batch": n["frame"].ROWS, "rounds": ROUNDS, "load": load},
+        rows,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--threads", action="store_true", help="measure threads only, keep the rest of the record")
-    threads_only = parser.parse_args().threads
+    parser.add_argument("--frame", action="store_true", help="measure only the steps of the frame")
+    options = parser.parse_args()
     cores, load = keep_to_cores(CORES), {"start": round(os.getloadavg()[0], 1)}
     n = run_tagged("13_fast_on_a_cpu", "experiment")
-    if threads_only:
+    if not options.threads:
+        frame_steps(n)
+    if options.frame:
+        return
+    if options.threads:
         record = json.loads((FOLDER / "ch13.json").read_text())
         rows = [row for row in record["rows"] if row["kind"] not in ("products", "threads", "lock")]
         load = record["config"]["load"] | {"threads": load["start"]}

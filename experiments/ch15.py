@@ -1,6 +1,6 @@
-"""Chapter 15: fewer key/value heads against quality, and a trained model whose key/value heads are pooled.
+"""Chapter 15: quality with fewer key/value heads, and a trained model whose key/value heads are pooled.
 
-The miniature, its training and the pooling are the notebook's own: its cells tagged `experiment` are run here.
+The miniature, its training and the pooling are in the notebook: its cells tagged `experiment` are run here.
 """
 
 from tools.notebooks.cells import run_tagged
@@ -10,7 +10,7 @@ SEEDS = [0, 1, 2, 3, 4]
 STORIES, TESTS, WINDOW = 6000, 300, 20
 TRAIN = {"steps": 600, "batch": 16, "rate": 6e-3, "warmup": 50}
 UPTRAIN = {"steps": 60, "batch": 16, "rate": 2e-3, "warmup": 10}  # a tenth of the steps
-LOOKS = [0, 5, 10, 20, 40, 60]  # steps of uptraining behind which the models are measured
+LOOKS = [0, 5, 10, 20, 40, 60]  # steps of uptraining after which the models are measured
 
 
 def main() -> None:

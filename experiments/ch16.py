@@ -1,11 +1,11 @@
-"""Chapter 16: training with and without later heads, and the speed of speculative decoding.
+"""Chapter 16: train with and without additional heads, and measure the speed of speculative decoding.
 
     python -m experiments.ch16              # both parts
-    python -m experiments.ch16 speed        # or one, keeping what is stored of the other
+    python -m experiments.ch16 speed        # only one part; the stored results of the other are kept
 
-Training: a small model with four prediction heads, the later ones weighted 0, 0.25 or 1 in the loss, five seeds each;
-measured on stories that none has seen. Speed: the time of a forward pass by the number of tokens that it reads, and
-texts by the shipped model with and without proposals, in alternated rounds.
+Training: a small model with four prediction heads, the later ones with weight 0, 0.25 or 1 in the loss, with five seeds
+each, measured on held-out stories. Speed: the time of a forward pass by the number of tokens that it reads, and texts
+by the shipped model with and without draft tokens, in alternating rounds.
 """
 
 import argparse
@@ -43,7 +43,7 @@ TEMPERATURES, STORIES, ROUNDS, V = (0.0, 0.8, 1.0), 12, 7, 512
 
 
 def heads_on(model: GPT, tokenizer, stories: list) -> tuple[list[float], list[float]]:
-    """Of each head: nats a token, and the mean overlap with head 0 where head 0 has seen the tokens between."""
+    """Return for each head: nats per token, and the mean overlap with head 0, which has read the tokens between."""
     end = tokenizer.special_tokens[END_OF_TEXT]
     nats, overlap = np.zeros((2, model.config.predict))
     count = np.zeros(model.config.predict)
@@ -106,7 +106,7 @@ def quantiles(times: list[float]) -> dict:
 
 
 def pass_costs(shape: str) -> list[dict]:
-    """CPU time of a pass over 1 to 4 more tokens behind 64, head 0's logits of each of them included."""
+    """CPU time of a pass over 1 to 4 tokens after the first 64, with head 0's logits for each of them."""
     decoder, tokens = Decoder(GPT(SHAPES[shape])), np.arange(64 + max(READ))
     decoder.read(tokens[:64])
     times = {count: [] for count in READ}

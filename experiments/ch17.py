@@ -1,8 +1,8 @@
-"""Chapter 17: narrow models of 4 and 12 layers, fresh and trained, looked at as walks through depth; and models of 8
-layers that take half steps, trained like those of 4.
+"""Chapter 17: analyse narrow models of 4 and 12 layers as walks through depth, and train models that take half steps.
 
-The half-blocks, the solvers and the rebuilt models are the notebook's own: its cells tagged `experiment` are run here,
-in a process for each seed.
+The models of 4 and 12 layers are fresh and trained; those with half steps have 8 layers and are trained like the ones
+with 4. The sublayers, the solvers and the rebuilt models are in the notebook: its cells tagged `experiment` are run
+here, in one process per seed.
 """
 
 import multiprocessing
@@ -99,7 +99,7 @@ def rows_of(seed: int) -> list[dict]:
         shallow, deep = (n["GPT"](n["ModelConfig"](layers=d, **SHAPE), seed=seed) for d in DEPTHS)
         for model in (shallow, deep):
             look(model, seed=seed, state="fresh")
-        # twice the depth of `shallow`: each layer twice, or each drawn anew; the writes have its size times 1/2
+        # twice the depth of `shallow`: each layer twice, or all drawn independently; the writes have its size times 1/2
         pairs = rebuilt(shallow, np.repeat(range(DEPTHS[0]), 2), 1 / 2)
         drawn = n["GPT"](pairs.config, seed=seed)
         drawn = rebuilt(drawn, range(2 * DEPTHS[0]), 1 / np.sqrt(2))

@@ -1,19 +1,21 @@
-"""Chapter 18: what models of Königsberg know, and what they use of it.
+"""Chapter 18: measure what models of Königsberg know, and which part of it they use.
 
-    python -m experiments.ch18 --processes 2        # every part that is missing, and all of them collected
-    python -m experiments.ch18 --only model         # one part alone, for all seeds; nothing is collected
+    python -m experiments.ch18 --processes 2        # every part that is missing; then collects all of them
+    python -m experiments.ch18 --only model         # only this part, for all seeds; collects nothing
 
-A part of a seed is a file `_build/ch18/PART-SEED.json`; one that is there is not made again. The model of seed 0 comes
-with the package. Those of the other seeds are trained here, a run folder each, with its settings, text and tokenizer.
+The result of a part for one seed is a file `_build/ch18/PART-SEED.json`; existing files are not computed again. The
+model of seed 0 comes with the package. The models of the other seeds are trained here, each in its own run folder, with
+the same settings, text and tokenizer.
 
-edits: what changes at the name, or elsewhere, do to what the models say next. lengths: what moves of one length do.
-circuit: the head that carries the name.
-The parts of `ch18_reading`: what probes read. Each seed has stories of its own.
+edits: the effect of changes at the name, or at other positions, on the model's predictions. lengths: the effect of
+moves of equal length, along the probes' directions and random ones. circuit: the head that carries the name. The parts
+of `ch18_reading`: what probes read. Each seed has its own stories.
 """
 
 import argparse
 import json
 import multiprocessing
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,8 +34,6 @@ from nanoeuler_book.interpretability.edits import (
     instead,
     patched,
     random_moves,
-    random_subspace,
-    scaled_moves,
     share_inside,
 )
 from nanoeuler_book.interpretability.twins import FACT, PERSON, Batch, Twins, batch_of, bits, pairs
@@ -133,7 +133,7 @@ def lengths(seed: int, count: int = 100, draws: int = 4) -> list[dict]:
 
 
 def as_strong_as_the_patch(key: answers.Key, depth: int, rng: np.random.Generator) -> dict:
-    """A random move that changes the logits as much as the patch does: mean square over the places behind."""
+    """A random move that changes the logits as much as the patch does: mean square after the prompt."""
     batch, seen = key.held.batch, key.held.seen(depth)
     before = forward(key.model, batch.story)[batch.behind]
 
@@ -145,6 +145,27 @@ def as_strong_as_the_patch(key: answers.Key, depth: int, rng: np.random.Generato
     moved, scale = scaled_moves(effect, seen.stream, random, effect(seen.twin), steps=6)
     score = answers.score(key, depth, lambda x: moved)
     return {"method": "random, as strong", "depth": depth, "scale": scale} | score
+
+
+def scaled_moves(
+    effect: Callable[[np.ndarray], float], stream: np.ndarray, random: np.ndarray, wanted: float, steps: int = 10
+) -> tuple[np.ndarray, float]:
+    """Scale random moves until they change the logits as much as `wanted`; return the streams [B, D] and the scale.
+
+    effect: function of streams that returns the size of the change, which must increase with the scale. The scale is
+    found by bisection between 0 and 32 in `steps` steps. If the scale 32 has less effect than `wanted`, the function
+    returns 32.
+    """
+    low, high = 0.0, 32.0
+    for _ in range(steps):
+        middle = np.sqrt(max(low, 1 / 32) * high)
+        low, high = (middle, high) if effect(stream + middle * (random - stream)) < wanted else (low, middle)
+    return stream + high * (random - stream), high
+
+
+def random_subspace(dim: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw an orthonormal basis [D, k] of a uniformly random subspace; its mean `share_inside` is k / D."""
+    return np.linalg.qr(rng.normal(size=(dim, k)))[0]
 
 
 def angles(key: answers.Key, depth: int, rng: np.random.Generator) -> list[dict]:
@@ -177,7 +198,7 @@ def angles(key: answers.Key, depth: int, rng: np.random.Generator) -> list[dict]
 
 
 def nearer(model: GPT, tokenizer: Tokenizer, seed: int, depth: int, count: int) -> list[dict]:
-    """KL of both laws to one and the same reading, at the places where what was drawn is possible by both."""
+    """KL of both distributions to one and the same reading, at the places where what was drawn is possible by both."""
     some = pairs(count, 1805 + 10 * seed, 1, tokenizer)
     batch, kept = batch_of(some, PERSON, tokenizer, seed), {}
     twin = forward(model, batch.twin, kept=kept)
@@ -205,7 +226,7 @@ def nearer(model: GPT, tokenizer: Tokenizer, seed: int, depth: int, count: int) 
 
 
 def possible(pair: Twins, told: str, tokenizer: Tokenizer) -> list[dict[int, float]]:
-    """What the fact's law says at each token of a continuation, as far as its steps are possible by that law."""
+    """The fact's distribution at each token of a continuation, as far as its steps are possible under it."""
     reader = TokenReader(pair.story + told, tokenizer)
     with suppress(NanoEulerError):
         tell(pair.tale(FACT, reader))
@@ -228,7 +249,7 @@ def circuit(seed: int, count: int = 64) -> list[dict]:
     forward(model, learn.twin, kept=learnt)
 
     names = held.twin[held.rows, held.place]
-    naming = np.zeros(held.twin.shape, bool)  # where the law may say the name
+    naming = np.zeros(held.twin.shape, bool)  # where the source may say the name
     at = held.law.token == names[held.law.row]
     naming[held.law.row[at], held.law.place[at]] = True
     found = []

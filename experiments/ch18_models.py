@@ -1,4 +1,4 @@
-"""The five models of chapter 18: the package's, and four that were trained as it was, with seeds of their own."""
+"""The five models of chapter 18: the package's model, and four trained like it with other seeds."""
 
 import os
 from pathlib import Path

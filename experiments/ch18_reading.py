@@ -1,11 +1,11 @@
-"""Chapter 18, the reading half: what probes win of facts that are open, told, or half spelled, beside controls.
+"""Chapter 18: the information that probes gain about facts that are latent, explicit or half spelled, and controls.
 
-A part is one fact with the model of one seed, in a process of its own of one thread:
+A part is one fact with the model of one seed, in a separate process with one thread:
 
     python -c "import experiments.ch18_reading as e; e.one(0, 'culprit')"
 
-writes _build/ch18/reading-culprit-0.json; `collect()` gathers all that are there. The models are those of
-`ch18_models`; the rumours' (part `place`) are trained by their part. `python -m experiments.ch18` runs all.
+writes _build/ch18/reading-culprit-0.json; `collect()` joins all existing files. The models are those of `ch18_models`;
+the part `place` trains its own models, on rumours. `python -m experiments.ch18` runs all parts.
 """
 
 import json
@@ -30,9 +30,9 @@ from nanoeuler_lib.model.step import Step
 
 STORIES = 3000  # a part's, of which 6 in 10 train probes, 1 in 10 says when to stop, 3 in 10 are scored
 CONTEXT = preset("small").context  # a story in ten thousand is longer
-FAR = 10  # words since a told fact was named last
+FAR = 10  # words since a stated fact was named last
 INSIDE = 3  # tokens inside a step at which a story is read
-KINDS = {  # kinds of position: behind or inside the steps that say something of a fact; 0 is the opening
+KINDS = {  # kinds of position: after or inside the steps that say something of a fact; 0 is the opening
     "culprit": ["behind 0", "behind 1", "behind 2", "behind 3", "in 1", "in 2"],
     "holder": ["behind 0", "behind 1", "behind 2", "behind 3", "in 1", "in 2"],
     "witness": ["behind 2", "behind 3", "in 2"],
@@ -59,9 +59,9 @@ PARTS = ["culprit", "holder", "witness", "way back", "told", "names", "place"]
 
 
 def rumour_model(seed: int, config: TrainConfig = RUMOURS_TRAIN) -> GPT:
-    """A small model of rumours. A row is an end of text and a rumour; its target behind the rumour is an end again."""
+    """A small model of rumours. A row is an end of text and a rumour; its target after the rumour is an end again."""
     model, rows = GPT(RUMOURS, seed=seed), rumours.corpus(RUMOURS_TEXTS, 10 + seed)
-    tokens, targets = rows, np.roll(rows, -1, axis=1)  # the last word of a row has an end behind it
+    tokens, targets = rows, np.roll(rows, -1, axis=1)  # the last word of a row is followed by an end
     targets[(tokens == 0) & (np.arange(tokens.shape[1]) > 0)] = -1  # only fills the row
     config = replace(config, seed=seed)
     with Step(model, AdamW(model.config, config), config, config.batch, workers=1) as take_step:
@@ -75,7 +75,7 @@ def rumour_model(seed: int, config: TrainConfig = RUMOURS_TRAIN) -> GPT:
 
 
 def steps_of(found, kinds: list[str], random: Random) -> dict[int, str]:
-    """Behind steps, and at some tokens inside of steps, where the last one seen belongs to the step."""
+    """After steps, and at some tokens inside of steps, where the last one seen belongs to the step."""
     places = {}
     for kind in kinds:
         where, step = kind.split()
@@ -88,7 +88,7 @@ def steps_of(found, kinds: list[str], random: Random) -> dict[int, str]:
 
 
 def far_from(found, text: str, tokenizer, random: Random) -> dict[int, str]:
-    """Some places at which a told fact was named last more than FAR words ago, and the first where it is named then."""
+    """Some places more than FAR words after a stated fact was named, and the first where it is named again."""
     value, ends = found.values[found.state], np.cumsum([0, *tokenizer.token_lengths[found.ids]])
     data, name, far, named = text.encode(), value.split()[-1], [], []
     for i in np.flatnonzero(found.beliefs.max(axis=1) > 1 - 1e-9).tolist():
@@ -123,7 +123,7 @@ def readings_of(seed: int, part: str, name: str, fact, tokenizer, stories: int) 
 
 
 def rumour_readings(seed: int, stories: int) -> list[Reading]:
-    """Rumours, read behind some witnesses, and behind the words that the last one's place and the true one follow."""
+    """Rumours, read after some witnesses, and after the words that the last one's place and the true one follow."""
     found = []
     for rumour in rumours.rumours(stories, 1_800_000 + seed):
         told = (len(rumour.ids) - 9) // 4
@@ -180,7 +180,7 @@ def scored(model: GPT, readings: list[Reading], seed: int, **about) -> list[dict
 
 
 def against_the_law(model: GPT, seed: int, stories: int = 300) -> dict:
-    """KL(law || model) of rumours, in bits: where a witness is about to say a place, and where the place is found."""
+    """KL(source || model) in bits, for rumours: where a witness is about to say a place, and where it is found."""
     gaps = {"says": [], "in": []}
     for rumour in rumours.rumours(stories, 1_900_000 + seed):
         laws = rumours.law(rumour.text)
@@ -225,8 +225,9 @@ def one(seed: int, part: str, stories: int = STORIES) -> list[dict]:
 def collect(folder=FOLDER) -> dict:
     """What all parts that are there say: means and 95% intervals over seeds by depth, and what Holm's rule calls more.
 
-    A row is a fact, a kind of position and a probe. won: bits over the prior, [L+1] by depth, layer 0 being the
-    embedding; half: half the interval's width; bound, kl; the controls untrained and shuffled by depth, last_tokens.
+    A row is a fact, a kind of position and a probe. won: bits over the prior, mean over seeds, [L+1] by depth, layer 0
+    being the embedding; each: the same for each seed, [seeds, L+1]; half: half the interval's width; bound, kl; the
+    controls untrained and shuffled by depth, last_tokens.
     verdicts: for each control, by depth, "higher", "lower" or "none seen", of the difference paired by seed, corrected
     over all rows and depths of a probe. With fewer than two seeds there are neither intervals nor verdicts.
     """
@@ -254,6 +255,7 @@ def collect(folder=FOLDER) -> dict:
             "probe": probe,
             "seeds": seeds,
             "won": _rounded(won.mean(axis=0)),
+            "each": [_rounded(values) for values in won],
         }
         for name in ("bound", "kl"):
             row[name] = _rounded(table(fact, position, "model", probe, name).mean(axis=0))

@@ -1,11 +1,13 @@
-"""Chapter 19: sweeps of models over width and length, with a known floor; what fits say of them.
+"""Chapter 19: train sweeps of models over width and length, with a known floor, and fit scaling laws to them.
 
-    python -m experiments.ch19 [SECTION ...] [--out runs/ch19] [--cards 1] [--processes 4]
+    python -m experiments.ch19 [SECTION ...] [--out runs/ch19] [--gpus 1] [--processes 4]
 
-Sections, in order: pilot (length and noise), batches, tune (the rate), wide, small (eight seeds of a small grid), rates
-(wrong ones), transfer, texts (books and web in $NANOEULER_DATA, one epoch), simulate (a thousand sweeps from the law
-that `wide` fits), collect (data/results/ch19.json). Without a section all are run. Runs go to rows-SECTION.jsonl and
-are not made again, so a sweep goes on where it was stopped. --cards 0: on the CPU, for a day and more.
+Sections, in order: pilot (length and noise), batches, tune (the learning rate), wide, small (eight seeds of a small
+grid), rates (wrong ones), transfer, texts (books and web in $NANOEULER_DATA, one epoch), simulate (a thousand sweeps
+from the law fitted to `wide`), collect (data/results/ch19.json), shares (adds to that file a thousand sweeps in which
+all runs scatter by the same share; needs no other file). Without a section, all are run. Runs are stored in
+rows-SECTION.jsonl and are not repeated, so that a stopped sweep continues. --gpus 0: on the CPU, which takes more than
+a day.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import multiprocessing
 import os
 import time
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +26,7 @@ from experiments.ch19_runs import RULES, Run
 from nanoeuler_book import scaling
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import parameter_shapes
-from tools.notebooks.results import save
+from tools.notebooks.results import FOLDER, commit, machine, save
 
 STORIES = 560_000
 MEGA = 1_000_000
@@ -102,6 +105,7 @@ def runs_of(section: str, folder: Path) -> list[Run]:
     )
 
 
+COMPUTED = "simulate", "collect", "shares"
 TRAINED = "pilot", "batches", "tune", "wide", "small", "rates", "transfer", "texts"
 
 
@@ -110,7 +114,7 @@ def rows_of(folder: Path, section: str) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def sweep(section: str, folder: Path, cards: int, processes: int, seconds: float) -> bool:
+def sweep(section: str, folder: Path, gpus: int, processes: int, seconds: float) -> bool:
     """Make the runs of a section that are missing, for so many seconds at most; returns whether all are there."""
     there = {Run(**{name: row[name] for name in Run.__dataclass_fields__}) for row in rows_of(folder, section)}
     missing = [run for run in runs_of(section, folder) if run not in there]
@@ -126,7 +130,7 @@ def sweep(section: str, folder: Path, cards: int, processes: int, seconds: float
     began, context = time.perf_counter(), multiprocessing.get_context("spawn")
     done, along = 0, LENGTHS if section == "pilot" else ()
     with (
-        context.Pool(processes, ch19_runs.begin_process, (cards, context.Value("i", 0))) as pool,
+        context.Pool(processes, ch19_runs.begin_process, (gpus, context.Value("i", 0))) as pool,
         open(folder / f"rows-{section}.jsonl", "a") as file,
     ):
         for row in pool.imap_unordered(ch19_runs.work, [(run, folder, along) for run in missing]):
@@ -261,6 +265,41 @@ def simulate(folder: Path, processes: int) -> None:
     (folder / "simulated.json").write_text(json.dumps(stored))
 
 
+def one_share(task: tuple[scaling.PowerLaw, scaling.Runs, float, int]) -> tuple[float, float, float]:
+    """The profile interval of a simulated sweep whose runs scatter as the fit assumes, and its reduced chi-square."""
+    law, design, share, seed = task
+    noise = np.random.default_rng([19, seed]).normal(size=len(design.loss))
+    x = (law(design.parameters, design.tokens) - law.floor) * np.exp(share * noise)
+    found = scaling.fit(scaling.reweighted(design._replace(loss=law.floor + x), share))
+    return *found.interval(), float(found.rss.min()) / found.freedom
+
+
+def shares(processes: int) -> None:
+    """Simulate `simulate`'s sweeps with one share of noise for all runs, and add the results to the stored file.
+
+    The rows, and the machine, date and commit that made them, stay as they are.
+    """
+    path = FOLDER / "ch19.json"
+    stored = json.loads(path.read_text("utf-8"))
+    config, rows = stored["config"], stored["rows"]
+    law, share = scaling.PowerLaw(**config["law"]), config["noise"]
+    config["one_share"] = {}
+    for name, seed in (("small", SWEEPS[0]), ("wide", 0)):
+        grid = [row for row in rows if row["section"] == name and row["seed"] == seed]
+        design = scaling.Runs(*sizes(grid), np.ones(len(grid)), np.ones(len(grid)))
+        with multiprocessing.get_context("spawn").Pool(processes) as pool:
+            found = pool.map(one_share, [(law, design, share, seed) for seed in range(SIMULATED)], chunksize=20)
+        low, high, left = np.array(found).T
+        config["one_share"][name] = dict(
+            sweeps=SIMULATED,
+            width=float(np.median(high - low)),
+            coverage=float(((low <= law.floor) & (law.floor <= high)).mean()),
+            left=[float(x) for x in np.percentile(left, [2.5, 50, 97.5])],
+        )
+    config["elsewhere"]["one_share"] = dict(date=datetime.now(UTC).date().isoformat(), commit=commit(), **machine())
+    path.write_text(json.dumps(stored, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+
+
 def collect(folder: Path) -> None:
     """All rows, with how much was read; of `wide` the parts, as lists in the order of `config["parts"]`.
 
@@ -283,31 +322,33 @@ def collect(folder: Path) -> None:
             for section in TRAINED if (path := folder / f"machine-{section}.json").exists()
         },
     )  # fmt: skip
-    machine = folder / "machine.json"  # of the runs, where it is not this one
+    made_on = folder / "machine.json"  # of the runs, where it is not this one
     save(
         "ch19",
         config | json.loads((folder / "simulated.json").read_text()),
         rows,
-        made_on=json.loads(machine.read_text()) if machine.exists() else None,
+        made_on=json.loads(made_on.read_text()) if made_on.exists() else None,
     )
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    arguments.add_argument("sections", nargs="*", choices=[[], *TRAINED, "simulate", "collect"])
+    arguments.add_argument("sections", nargs="*", choices=[[], *TRAINED, *COMPUTED])
     arguments.add_argument("--out", type=Path, default=Path("runs/ch19"))
-    arguments.add_argument("--cards", type=int, default=0)
+    arguments.add_argument("--gpus", type=int, default=0)
     arguments.add_argument("--processes", type=int, default=os.cpu_count())
     arguments.add_argument("--seconds", type=float, default=np.inf)
     args = arguments.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
-    for section in args.sections or (*TRAINED, "simulate", "collect"):
+    for section in args.sections or (*TRAINED, *COMPUTED):
         if section == "simulate":
             simulate(args.out, args.processes)
         elif section == "collect":
             collect(args.out)
-        elif not sweep(section, args.out, args.cards, args.processes, args.seconds - (time.perf_counter() - began)):
+        elif section == "shares":
+            shares(args.processes)
+        elif not sweep(section, args.out, args.gpus, args.processes, args.seconds - (time.perf_counter() - began)):
             break
 
 

@@ -1,7 +1,8 @@
-"""Chapter 19: one run of a sweep, on a card or on the CPU, and the texts that runs read.
+"""Chapter 19: train one run of a sweep, on a GPU or on the CPU, and prepare the texts that the runs read.
 
-A run is what `Run` says: nothing else moves its loss but rounding. Rows are stories of Königsberg, one a row and each
-once, or windows of another text that follow one another, each once, in an order that the seed draws.
+`Run` has all settings that affect the loss; for equal settings only rounding differs. Rows are stories of Königsberg,
+one story per row and each used once, or consecutive windows of a different text, each used once, in an order that
+depends on the seed.
 """
 
 import multiprocessing
@@ -117,7 +118,7 @@ class HostRule(optim.AdamW):
 
 
 class CardStep(engine.Step):
-    """The same on a card: an update of each part, with numbers of its own."""
+    """The same on a GPU: an update of each part, with numbers of its own."""
 
     def begin(self, run: Run) -> None:
         starts, gains, end = layout(run.shape)
@@ -156,7 +157,7 @@ class CardStep(engine.Step):
 
 
 class Stories:
-    """Stories of Königsberg in rows: `rows` [S, T+1], behind an end of text and filled up with it; `lengths` [S]."""
+    """Stories of Königsberg in rows: `rows` [S, T+1], after an end of text and filled up with it; `lengths` [S]."""
 
     def __init__(self, folder: Path):
         self.rows = np.load(folder / "stories.npy", mmap_mode="r")
@@ -267,7 +268,7 @@ def text_of(folder: Path, name: str):
 def train(
     run: Run, folder: Path, on: device.Device, each: Callable[[int, GPT], None] = lambda *_: None
 ) -> tuple[GPT, float]:
-    """Train a model as a run says; returns it and the seconds of its steps. each: called behind every step."""
+    """Train a model as a run says; returns it and the seconds of its steps. each: called after every step."""
     config = run.settings
     model = on.place(GPT(run.shape, run.first_weights()))
     host = HostRule(run.shape, config)
@@ -287,7 +288,7 @@ def train(
 def measured(run: Run, folder: Path, on: device.Device, along: Sequence[int] = ()) -> dict:
     """A run's row: what it was, how long it took, and its loss: above the source by parts, or on held-out text.
 
-    along: numbers of tokens behind which it is measured on its way, too.
+    along: numbers of tokens after which it is measured on its way, too.
     """
     config = run.settings
     row, on_the_way = asdict(run) | dict(steps=config.steps), []
@@ -313,7 +314,7 @@ def measured(run: Run, folder: Path, on: device.Device, along: Sequence[int] = (
 
 
 def begin_process(cards: int, numbers) -> None:
-    """In a process of its own: one BLAS thread, and the card that is its turn."""
+    """In a process of its own: one BLAS thread, and the GPU that is its turn."""
     global ON
     with numbers.get_lock():
         mine = numbers.value

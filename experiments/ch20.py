@@ -1,10 +1,10 @@
-"""Chapter 20: how much data fine-tuning needs, what it forgets and cannot teach.
+"""Chapter 20: how much data fine-tuning needs, what it forgets, and what it cannot teach.
 
     python -m experiments.ch20 --round-one runs/chat/one-exported
 
-All runs are short, and start from the small model in the package; those on facts start from the chat model after its
-first round, which benchmarks.chat_model leaves beside its run. The part on Dolly and Alpaca needs the environment
-variable NANOEULER_DATA; without it, what is stored is kept.
+All runs are short, and start from the small model in the package. The runs on facts start from the chat model after its
+first round, which benchmarks.chat_model leaves in its run folder. The part on Dolly and Alpaca needs the environment
+variable NANOEULER_DATA; without it, the stored results of this part are kept.
 """
 
 import argparse
@@ -38,7 +38,7 @@ RATES = [1e-4, 3e-4, 3e-3]
 TESTS, TEST_SEED = 100, 203  # stories, all of their questions
 LOOKS = [10, 30, 60]  # steps after which forgetting is measured
 
-# Facts that no text of the base model holds. Each seed deals the places anew.
+# Facts that no training text of the base model contains. Each seed assigns the places at random.
 ROLES = "mayor baker miller tailor smith cook monk widow painter hunter judge piper mason potter sailor shepherd"
 ROLES = (ROLES + " teacher weaver pilot gardener").split()
 PLACES = "mill tower barn cellar inn castle cave ship stable forest garden church harbour library prison school"
@@ -161,7 +161,7 @@ def log_probability(pair, examples):
 
 
 def ask_facts(pair, facts):
-    """For each form: the share answered right greedily, and the share where the right one of twenty is likeliest."""
+    """For each form: how often the greedy answer is right, and how often the right one of twenty is most likely."""
     answers = {}
     for form, (question, answer) in FORMS.items():
         chats = [[(question.format(**fact), answer.format(**fact))] for fact in facts]

@@ -1,10 +1,11 @@
-"""Chapter 21: how far DPO is from its optimum, where the answers to a question can be listed.
+"""Chapter 21: measure how far DPO is from its optimum, for a question whose answers can be listed.
 
     python -m experiments.ch21 --processes 15
 
-The question is where somebody's walk ended; the reply names that shore and the one the walk began at: 4 x 4 replies,
-the set S. The reference learns to give the true reply every second time, and else any of the 16. The reward r is a
-table on S, a point for each shore that is right, so the optimum on S is known, and the distance to it is a sum over S.
+The question is where somebody's walk ended. A reply names this shore and the shore where the walk began, so there are
+4 x 4 replies, the set S. The reference model learns to give the true reply half of the time, and otherwise any of the
+16. The reward r is a table on S, with one point for each correct shore. So the optimum on S is known, and the distance
+to it is a sum over S.
 """
 
 import argparse
@@ -127,7 +128,7 @@ def later(model, some):
 
 
 def part_of(some):
-    """A half of the replies to each prompt: those that begin the walk at the right shore or at the one beside it."""
+    """A half of the replies to each prompt: those that begin the walk at the right shore or at the one next to it."""
     inside = []
     for _, right in some:
         shore = int(right.argmax()) % 4

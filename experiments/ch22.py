@@ -1,12 +1,12 @@
-"""Chapter 22: learning routes from rewards, by right and by wrong verifiers; and what estimators are off by.
+"""Chapter 22: learn routes from rewards, with correct and incorrect verifiers, and measure the error of estimators.
 
-    python -m experiments.ch22                    five seeds, one after another, on all cores
+    python -m experiments.ch22                    five seeds, one after the other, on all cores
     python -m experiments.ch22 --seed 3 --out F   one seed, into the file F
-    python -m experiments.ch22 --join F...        the files of the seeds into data/results/ch22.json, other arms beside
-                                                  those that stand there, with what stands there of the rates
+    python -m experiments.ch22 --join F...        joins the files into data/results/ch22.json; keeps the arms and rates
+                                                  that are stored there already
 
-Each seed teaches the small model of the package routes, until it finds a third or more of those that are held out. All
-that follows begins there.
+For each seed, the package's small model is first trained on routes, until it finds at least a third of the held-out
+ones. All experiments start from this model.
 """
 
 import argparse
@@ -43,6 +43,7 @@ SEEDS = [0, 1, 2, 3, 4]
 RATES = [1e-4, 2e-4, 4e-4, 8e-4, 16e-4]  # tried first, each with a seed of its own, for 200 steps
 QUESTIONS = 2000  # to learn from
 TAUGHT = dict(steps=400, batch=16, rate=5e-4, warmup=10, rate_end=1.0)
+SAME = dict(steps=600, batch=16, rate=5e-4, warmup=5, decay=0.0, rate_end=0.1)  # examples, on the schedule of rewards
 ENOUGH = 0.36  # of the held-out routes right: teaching ends
 EVERY = 20  # steps between two looks
 ANSWERS = dict(steps=1, batch=64, rate=1e-4, warmup=5, decay=0.0, rate_end=1.0)
@@ -233,6 +234,25 @@ def go_on(start, optimizer, tokenizer, problems, held_out, seed, workers, second
     return curve
 
 
+def examples_alike(start, tokenizer, problems, held_out, seed, workers):
+    """The curve of examples with the steps, schedule, weight decay and new optimizer of the rewards."""
+    model, config = start.copied(), TrainConfig(**SAME, seed=seed)
+    state = dataset_state(model, tokenizer, RewardConfig(), 1, seed, workers)
+    dataset = rewards.RewardDataset(problems, held_out, state, VERIFIERS)
+    lessons, optimizer = Lessons(problems, tokenizer, model.config, seed), optimizer_of(model.config, config)
+    curve, spent = [dict(step=0, seconds=0.0, **look(dataset, model, konigsberg.route_reward))], 0.0
+    with one_blas_thread(), Step(model, optimizer, config, config.batch, workers) as take_step:
+        for step in range(config.steps):
+            began = time.perf_counter()
+            take_step(*lessons.batch(1000 + step, config.batch))  # teaching took the batches before
+            spent += time.perf_counter() - began
+            last = step + 1 == config.steps
+            if last or (step + 1) % (5 * EVERY) == 0:
+                shown = look(dataset, model, konigsberg.route_reward, 8 if last else 2)
+                curve.append(dict(step=step + 1, seconds=spent, **shown))
+    return curve
+
+
 # ---- All answers of at most three bridges
 
 
@@ -283,7 +303,7 @@ def optima(model, tokenizer, held_out, answers, workers):
 
 
 def estimators(model, tokenizer, problems, answers, workers, group=8):
-    """How far each estimator's expectation is from the gradient of the share of right answers, over these questions.
+    """How far each estimator's expectation is from the gradient of the fraction of right answers, over these questions.
 
     Expectations are exact but for answers outside the 259, whose score is minus that of those inside.
     """
@@ -313,7 +333,7 @@ def estimators(model, tokenizer, problems, answers, workers, group=8):
 
 
 def sums_of_scores(model, tokenizer, p, answers):
-    """The share of right answers to a question, and sums over answers of weight times score, each [parameters]."""
+    """The fraction of right answers to a question, and sums over answers of weight times score, each [parameters]."""
     end, texts = markers(tokenizer)[0], [answer_of(route) for route in LISTS]
     prompt = [end, *encode_turn(tokenizer, p.prompt)]
     pi, lengths = np.exp(enumerated(model, tokenizer, p, answers)), np.array([len(a) for a in answers])
@@ -336,7 +356,7 @@ def _weighted(weights, rows_, nats):
 
 
 def weight(r, others, group, own, std):
-    """The advantage of an answer of reward r, `others` of whose group are right beside it."""
+    """The advantage of an answer of reward r, of whose group `others` other answers are right."""
     some = np.array([[r, *[1.0] * others, *[0.0] * (group - 1 - others)]])
     return float(rewards.advantages(some, own, std)[0, 0])
 
@@ -362,12 +382,16 @@ def one_seed(seed, workers, arms=None, steps=0, rate=0.0, exact=True, out=None, 
                 model, tokenizer, [p for some in by_length for p in some], answers, workers
             )
         keep(f"{found['optima']} {found['estimators']}")
-    for name in arms or [*ARMS, "teaching"]:
+    for name in arms or [*ARMS, "teaching", "examples"]:
         if name == "teaching":  # as long as "route" took
             seconds = teach or found["arms"]["route"][-1]["seconds"]
             copied = (model, optimizer, tokenizer, problems, held_out, seed, workers, seconds, looks[-1][0])
             curve = found["arms"]["teaching"] = go_on(*copied)
             keep(f"teaching: {curve[-1]}")
+            continue
+        if name == "examples":
+            curve = found["arms"][name] = examples_alike(model, tokenizer, problems, held_out, seed, workers)
+            keep(f"examples: {curve[-1]}")
             continue
         _, curve = learn(name, model, tokenizer, problems, held_out, seed, workers, steps, rate)
         found["arms"][name] = curve
@@ -381,7 +405,7 @@ def main():
     parser.add_argument("--out", type=Path)
     parser.add_argument("--join", type=Path, nargs="+")
     parser.add_argument("--workers", type=int, default=cores())
-    parser.add_argument("--arms", nargs="+", choices=[*ARMS, "teaching"])
+    parser.add_argument("--arms", nargs="+", choices=[*ARMS, "teaching", "examples"])
     parser.add_argument("--steps", type=int, default=0, help="of each arm, in place of its own")
     parser.add_argument("--rate", type=float, default=0.0)
     parser.add_argument("--teach", type=float, default=0.0, help="seconds of teaching where no route is learned")
@@ -391,10 +415,14 @@ def main():
     if args.join:
         files = [json.loads(path.read_text()) for path in args.join]
         stored = FOLDER / "ch22.json"
-        old, made_on = json.loads(stored.read_text())["rows"] if stored.exists() else [], files[0]["machine"]
+        kept = json.loads(stored.read_text()) if stored.exists() else {"rows": [], "machine": files[0]["machine"]}
+        old, made_on = kept["rows"], kept["machine"]
         found = {one["seed"]: one for one in old if "rate" not in one}
-        for one in (file["found"] for file in files):  # several files of a seed: other arms
-            found.setdefault(one["seed"], one)["arms"].update(one["arms"])
+        for file in files:  # several files of a seed: other arms, which may be from a second machine
+            one = found.setdefault(file["found"]["seed"], file["found"])
+            one["arms"].update(file["found"]["arms"])
+            if file["machine"] != made_on:
+                one.setdefault("second_machine", {}).update({arm: file["machine"] for arm in file["found"]["arms"]})
         found = [*found.values(), *(row for row in old if "rate" in row)]
     else:
         seeds = SEEDS if args.seed is None else [args.seed]
@@ -411,7 +439,7 @@ def main():
     config = {
         "seeds": SEEDS, "questions": QUESTIONS, "taught": TAUGHT, "enough": ENOUGH, "answers": ANSWERS,
         "arms": {name: dict(steps=n, **changes) for name, (n, changes) in ARMS.items()}, "audited": AUDITED,
-        "asked": ASKED, "route": ROUTE, "oftener": OFTENER, "group": RewardConfig().group,
+        "asked": ASKED, "examples": SAME, "route": ROUTE, "oftener": OFTENER, "group": RewardConfig().group,
     }  # fmt: skip
     save("ch22", config, found, made_on=made_on)
 

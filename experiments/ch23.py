@@ -1,10 +1,10 @@
-"""Chapter 23: sums of vectors and transposes, version by version, beside a copy of as many bytes; needs a GPU.
+"""Chapter 23: time sums of vectors and transposes, version by version, against a copy of as many bytes; needs a GPU.
 
     python -m experiments.ch23              # 8192 x 8192 numbers
     python -m experiments.ch23 --side 512   # a smaller table
 
-Kernels and measurement are the chapter's own: its cells tagged `experiment`, those of CUDA C++ included. Without a GPU
-the rows are a CPU's, and the chapter says so.
+Kernels and measurements are in the chapter: its cells tagged `experiment` are run here, including those of CUDA C++.
+Without a GPU, the rows are for a CPU, and the chapter says so.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Chapter 24: how fast the ladder of sums is, how often each gives other bits, and what reading a row twice costs.
+"""Chapter 24: time the versions of a sum, count how often each gives different bits, and time reading a row twice.
 
     python -m experiments.ch24              # on a GPU: 2^28 numbers, and the rows of `base`
-    python -m experiments.ch24 --small      # small arrays, few launches: to see that it runs on a CPU
+    python -m experiments.ch24 --small      # small arrays, few launches: a test that it runs on a CPU
 
-Kernels and measurements are the chapter's own: its cells tagged `experiment`, those of CUDA C++ included. Without a GPU
-the rows are a CPU's, and the chapter says so.
+Kernels and measurements are in the chapter: its cells tagged `experiment` are run here, including those of CUDA C++.
+Without a GPU, the rows are for a CPU, and the chapter says so.
 """
 
 import argparse

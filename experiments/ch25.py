@@ -1,10 +1,10 @@
-"""Chapter 25: the versions of a matrix product beside cuBLAS, multiply-adds alone and a copy; races that stay hidden.
+"""Chapter 25: time the versions of a matrix product against cuBLAS, multiply-adds alone and a copy; find hidden races.
 
     python -m experiments.ch25              # on a GPU: 4096 x 4096 times 4096 x 4096
-    python -m experiments.ch25 --small      # small matrices, few launches: to see that it runs on a CPU
+    python -m experiments.ch25 --small      # small matrices, few launches: a test that it runs on a CPU
 
-Kernels and measurements are the chapter's own: its cells tagged `experiment`, those of CUDA C++ included. Without a GPU
-the rows are a CPU's, beside NumPy's product.
+Kernels and measurements are in the chapter: its cells tagged `experiment` are run here, including those of CUDA C++.
+Without a GPU, the rows are for a CPU, compared with NumPy's product.
 """
 
 import argparse

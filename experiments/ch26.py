@@ -1,12 +1,12 @@
-"""Chapter 26: how far sums on tensor cores are off, by their length, and whether mma.sync and wgmma give the same bits.
+"""Chapter 26: measure the error of sums on tensor cores by their length, and whether mma.sync and wgmma agree bitwise.
 
     python -m experiments.ch26              # on a GPU: sums of up to 65,536 products
-    python -m experiments.ch26 --small      # short sums: to see that it runs on a CPU, which adds in double
+    python -m experiments.ch26 --small      # short sums: a test that it runs on a CPU, which adds in double
 
-Five seeds; products of 128 x K and K x 64 numbers into float32, of a normal distribution, whose sums cancel, and of one
-that is uniform between 0 and 1, whose sums only grow. `error` is the norm of the difference from float64 over the norm
-of the result, `bias` the sum of the differences over the sum of the sizes; `plain` the error of NumPy's float32 product
-of the same rounded numbers.
+Five seeds; products of 128 x K and K x 64 numbers with float32 results. The numbers come from a normal distribution,
+where sums cancel, and from the uniform distribution between 0 and 1, where sums only grow. `error` is the norm of the
+difference from float64, relative to the norm of the result. `bias` is the sum of the differences, relative to the sum
+of absolute values. `plain` is the error of NumPy's float32 product of the same rounded numbers.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Chapter 27: what attention costs with the whole matrix (float32; float16 on tensor cores), in tiles, in the library.
+"""Chapter 27: time attention with the whole matrix (float32; float16 on tensor cores), in tiles, and in the library.
 
     python -m experiments.ch27              # on a GPU: three shapes of `base`'s heads
-    python -m experiments.ch27 --small      # small ones, few launches: to see that it runs on a CPU
+    python -m experiments.ch27 --small      # small shapes, few launches: a test that it runs on a CPU
 
-Kernels and measurements are the chapter's own: its cells tagged `experiment`. `python -m benchmarks.gpu_attention` puts
-the library's kernels beside PyTorch's.
+Kernels and measurements are in the chapter: its cells tagged `experiment` are run here. `python -m
+benchmarks.gpu_attention` compares the library's kernels with PyTorch's.
 """
 
 import argparse

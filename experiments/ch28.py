@@ -1,10 +1,10 @@
-"""Chapter 28: what the backward pass of attention costs in two passes and with atomics, and how many results it has.
+"""Chapter 28: time the backward pass of attention in two passes and with atomics, and count its different results.
 
     python -m experiments.ch28              # on a GPU: three shapes of `base`
-    python -m experiments.ch28 --small      # small ones, few launches: to see that it runs on a CPU
+    python -m experiments.ch28 --small      # small shapes, few launches: a test that it runs on a CPU
 
-Kernels and measurements are the chapter's own: its cells tagged `experiment`. `python -m benchmarks.gpu_attention` puts
-the library's kernels beside PyTorch's.
+Kernels and measurements are in the chapter: its cells tagged `experiment` are run here. `python -m
+benchmarks.gpu_attention` compares the library's kernels with PyTorch's.
 """
 
 import argparse

@@ -1,12 +1,13 @@
-"""Chapter 29: what a step costs when Python stands between its launches, and whether its memory is what was said.
+"""Chapter 29: time a step with and without Python between its launches, and compare its memory with the prediction.
 
     python -m experiments.ch29              # on a GPU: `base`, 64 and 16 rows of 512 tokens, bfloat16
-    python -m experiments.ch29 --small      # a small model, few rounds: to see that it runs on a CPU
+    python -m experiments.ch29 --small      # a small model, few rounds: a test that it runs on a CPU
 
-Rows by batch and way of running the same lists: "list", as training does (on a GPU a CUDA graph from the second time
-on); "launches", one launch after another by Python; "asked", Python waits behind every launch, as it would if it read a
-number there; "written anew", the lists are recorded in every step. Milliseconds of a whole step are medians over rounds
-in which the ways take turns. Memory: bytes that `bytes_needed` says, and bytes in use on the GPU beside them.
+There is a row for each batch and each way of running the same lists of launches. "list": as in training (on a GPU, a
+CUDA graph from the second time on). "launches": one launch after another, from Python. "asked": Python waits after
+every launch, as it would if it read a number there. "written anew": the lists are recorded again in every step. Times
+are milliseconds per step, as medians over rounds in which the ways alternate. Memory: the prediction of `bytes_needed`,
+and the bytes in use on the GPU.
 """
 
 import argparse

@@ -1,20 +1,20 @@
-"""Chapter 30: the ceilings of a card, and where the time of a training step and of a token goes.
+"""Chapter 30: measure the upper bounds of a GPU, and where the time of a training step and of a token goes.
 
     python -m experiments.ch30                # on a GPU: `base`, bfloat16
-    python -m experiments.ch30 --small        # a small model, few rounds: to see that it runs on a CPU
-    python -m experiments.ch30 --out FOLDER   # the JSON goes there
+    python -m experiments.ch30 --small        # a small model, few rounds: a test that it runs on a CPU
+    python -m experiments.ch30 --out FOLDER   # writes the JSON there
 
-Each row says what it is in "row":
+The field "row" says what a row is:
 
-"ceiling"  what a large copy moves (GB/s, read and written) and what a large product computes (TFLOP/s)
-"launch"   microseconds of a launch that does nothing: its cost to the host, to the card in a graph, to the card out of
-           the host's queue ("alone"), and there between two marks of the clock ("marked")
-"profile"  a kind of launch in a step of so many rows: how many, milliseconds of all of them, bytes, operations
-"step"     a whole step of so many rows: milliseconds in CUDA graphs and by a loop of launches, in turns; what the host
-           needs to write the loop's queue ("queued"), what the card needs for the graphs alone ("card"), each round
-"decode"   a token at a position: milliseconds in a graph and by a loop, tokens uploaded and logits downloaded, and on
-           the card alone
-"token"    a kind of launch of a token, as "profile"
+"ceiling"  bandwidth of a large copy (GB/s, read plus written), and speed of a large product (TFLOP/s)
+"launch"   microseconds of a launch that does nothing: on the host; on the GPU in a graph; on the GPU from the host's
+           queue ("alone"), and there between two CUDA events ("marked")
+"profile"  one kind of launch in a step with this many rows: number of launches, total milliseconds, bytes, operations
+"step"     a whole step with this many rows: milliseconds in CUDA graphs and by a loop of launches, in alternation; host
+           time to fill the loop's queue ("queued"), and GPU time of the graphs ("card"), for each round
+"decode"   a token at a position: milliseconds in a graph and by a loop, with the upload of tokens and the download of
+           logits, and only on the GPU
+"token"    one kind of launch for a token, like "profile"
 """
 
 import argparse

@@ -1,15 +1,15 @@
-"""Chapter 30: the log kept while the engine was tuned, as the chapter reads it; nothing is measured here.
+"""Chapter 30: the log that was kept while the engine was tuned, in the form that the chapter reads; measures nothing.
 
     python -m experiments.ch30_story
 
-Each row names the commit after which it was measured with `nanoeuler train --profile`, `benchmarks/gpu_step.py`,
-`gpu_pretrain.py` or `gpu_decode.py`, on an H100, or the card that the row names, without another program beside it; a
-token's time is that of `gpu_decode.py`, with the host's part, but "card_ms" the card's alone. "expected_to_save":
-bounds in milliseconds, written down from a reading of the lists before the change was made, for the card of
-"expected_on"; those of several changes are added. "aims": how many times as fast as torch.compile. "prepared": changes
-that were written beside one another and measured in turns in one call, whose contestants in
-data/results/gpu_levers.json bear these names; each commit's message says what they were expected to save. "predicted":
-what a message expected of a time itself, in milliseconds, from what time, or of a ratio.
+Each row has the commit after which it was measured, with `nanoeuler train --profile`, `benchmarks/gpu_step.py`,
+`gpu_pretrain.py` or `gpu_decode.py`, on an H100 or the GPU that the row names, without other programs on it. The time
+of a token is that of `gpu_decode.py`, including the host's part; "card_ms" is only the GPU's part. "expected_to_save":
+bounds in milliseconds, written down from the lists of launches before the change was made, for the GPU in
+"expected_on"; bounds of several changes are added. "aims": the aim, as a multiple of torch.compile's speed.
+"prepared": changes that were written in parallel and measured in alternation in one call; the contestants in
+data/results/gpu_levers.json have these names, and each commit's message says what the change was expected to save.
+"predicted": the prediction of a message for a time, in milliseconds and from which time, or for a ratio.
 """
 
 from tools.notebooks.results import save

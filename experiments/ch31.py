@@ -1,8 +1,8 @@
-"""Chapter 31: what copies do to a validation score and to secrets, and whether a model repeats or sharpens a share.
+"""Chapter 31: measure the effect of duplicates on validation loss and on secrets, and whether a model amplifies a bias.
 
-The crawl, its cleaning, the miniature and what is measured on it are the notebook's own: its cells tagged `experiment`
-are run here, for each seed on the pages as crawled, on the cleaned ones, and on these for fewer steps, which read each
-page as often as the crawl's model does ("cleaned, as often").
+The crawl, its cleaning, the miniature and the measurements are in the notebook: its cells tagged `experiment` are run
+here. For each seed there are three runs: on the pages as crawled; on the cleaned pages; and on the cleaned pages for
+fewer steps, so that each page is read as often as by the crawl's model ("cleaned, as often").
 """
 
 import numpy as np

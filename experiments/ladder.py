@@ -1,10 +1,10 @@
-"""The running ladder: models of one tokenizer on the same stories, against the floor.
+"""Measure the running ladder of baselines: models with one tokenizer on the same stories, against the floor.
 
     python -m experiments.ladder
 
-The n-gram models count the text that the shipped model was trained on; how many tokens they look back, and how much
-weight shorter contexts get, is chosen on its validation text. All are measured on stories that none has seen. Run it
-again whenever the shipped model changes.
+The n-gram models count the text that the shipped model was trained on. Their context length and the weight of shorter
+contexts are chosen on its validation text. All models are measured on held-out stories. Run this again whenever the
+shipped model changes.
 """
 
 from concurrent.futures import ProcessPoolExecutor

@@ -1,11 +1,11 @@
-"""What the project weighs: lines by package, and processor seconds of its tests by part: data/weight/NAME.json.
+"""Measure the size of the project: lines by package, and processor time of its tests by part: data/weight/NAME.json.
 
     python -m experiments.weight NAME                 # an hour on two idle cores
-    python -m experiments.weight NAME --only test:    # the lines, and the parts whose names begin so
+    python -m experiments.weight NAME --only test:    # the lines, and only the parts whose names begin like this
 
-A part that the file has already is not timed again, so that a measurement can be stopped and gone on with. A part's
-seconds are user and system time of its process and of all processes that it waited for. Each part compiles its
-kernels anew, in a cache of its own, and runs on one core for each test process.
+A part that is already in the file is not timed again, so that a measurement can be stopped and continued. The time of a
+part is the user and system time of its process and of all processes that it waited for. Each part compiles its kernels
+again, in its own cache, and runs on one core per test process.
 """
 
 import argparse

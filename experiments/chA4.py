@@ -1,9 +1,9 @@
-"""Chapter 02: the trainers of the notebook on books, the tokenizer beside its peers, and compression.
+"""Chapter A4: time the notebook's trainers on books, and compare the tokenizer's speed and compression with its peers.
 
-    NANOEULER_DATA=... make results CH=02
+    NANOEULER_DATA=... make results CH=A4
 
-needs the corpora of `benchmarks/tokenizer.py` and its peers (`make oracle`, and rustbpe). Other work on the machine
-slows the peers' times on the clock; the config records its load before and after them.
+Needs the corpora of `benchmarks/tokenizer.py` and its peers (`make oracle`, and rustbpe). Other work on the machine
+increases the peers' wall-clock times; the config records the load before and after.
 """
 
 import ast
@@ -32,11 +32,11 @@ ROUNDS = 3
 def notebook_functions() -> dict:
     """The imports, functions and classes of the chapter's cells."""
     names: dict = {}
-    notebook = nbformat.read(ROOT / "notebooks" / "02_fast_tokenizer.ipynb", as_version=4)
+    notebook = nbformat.read(ROOT / "notebooks" / "A4_fast_tokenizer.ipynb", as_version=4)
     for cell in notebook.cells:
         for node in ast.parse(cell.source).body if cell.cell_type == "code" else ():
             if isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef):
-                exec(compile(ast.Module([node], []), "02_fast_tokenizer", "exec"), names)
+                exec(compile(ast.Module([node], []), "A4_fast_tokenizer", "exec"), names)
     return names
 
 
@@ -139,7 +139,7 @@ def main() -> None:
         "load": loads,
         "versions": {name: importlib.metadata.version(name) for name in ("tokenizers", "tiktoken", "rustbpe")},
     }
-    save("ch02", config, rows)
+    save("chA4", config, rows)
 
 
 if __name__ == "__main__":
