@@ -1,7 +1,8 @@
-// Search in all pages' sections: by stems, so that "gradients" finds "gradient"; a word that stands nowhere is taken for the
-// nearest one that does. Loaded by the search page alone, before Sphinx's searchtools.js, whose index has another form here
+// Search in all pages' sections: by stems, so that "gradients" finds "gradient"; a word that does not occur is taken for the
+// nearest one that does. Loaded by the search page alone, before Sphinx's searchtools.js, whose index has a different form here
 // (tools/book/search_index.py): { pages: { name: [title, [[anchor, heading, text, names in code], ...]] },
-// leads: { words: [pages to show first] }, introduced: { term: page } }.
+// leads: { words: [pages to show first] }, absent: { words that the book does not treat: [nearest pages] },
+// introduced: { term: page } }.
 const words = text => text.toLowerCase().split(/[^\p{L}\p{N}_]+/u).filter(Boolean);
 
 // How much a page of this kind counts: a reader who asks for a word wants the chapter before the function.
@@ -22,10 +23,11 @@ const distance = (a, b) => {
   return last[b.length];
 };
 
-// find(query): { hits: [{ page, title, score, sections: [best first] }], instead: { word as typed: word taken for it } }.
+// find(query): { hits: [{ page, title, score, sections: [best first] }], instead: { word as typed: word taken for it },
+// absent: what of the query the book does not treat, or null; hits are then the nearest pages only }.
 const searcher = (index, stemWord, stops) => {
   const stems = new Map();  // of each word of the book
-  const often = new Map();  // how often each word stands there
+  const often = new Map();  // how often each word occurs there
   const stem = word => {
     if (!stems.has(word)) stems.set(word, stemWord(word.replace(/is(e[drs]?|ers?|ing|ations?)$/, "iz$1")));
     return stems.get(word);
@@ -57,7 +59,7 @@ const searcher = (index, stemWord, stops) => {
   const known = word => pages.some(page => page.counts.has(stem(word)));
   const rare = s => Math.log(1 + pages.length / (0.5 + pages.filter(page => page.counts.has(s)).length));
 
-  // A word that stands nowhere: one that begins so, else the nearest; of equally near ones the commonest.
+  // A word that does not occur: one that begins so, else the nearest; of equally near ones the commonest.
   const nearest = word => {
     const reach = word.length < 4 ? 0 : word.length < 7 ? 1 : 2;
     let best = null, least = [Infinity];
@@ -84,12 +86,14 @@ const searcher = (index, stemWord, stops) => {
     typed = typed.filter(word => !stops.includes(word)).length ? typed.filter(word => !stops.includes(word)) : typed;
     const same = (of, list) => Object.keys(of).find(said => phrase(words(said)) === phrase(list));
     const whole = same(index.leads, words(query));
+    const within = said => phrase(words(query)).includes(phrase(words(said)));
+    const absent = whole ? null : Object.keys(index.absent).find(within) ?? null;
     const taken = typed.map(word => {
-      const other = known(word) || whole ? null : nearest(word);
+      const other = known(word) || whole || absent ? null : nearest(word);
       if (other) instead[word] = other;
       return other ?? word;
     });
-    const first = index.leads[whole ?? same(index.leads, taken)] ?? [];
+    const first = index.absent[absent] ?? index.leads[whole ?? same(index.leads, taken)] ?? [];
     const introduces = index.introduced[same(index.introduced, taken)];
     const asked = [...new Set(taken.map(stem))];
     const code = /[_.()]/.test(query);
@@ -97,7 +101,7 @@ const searcher = (index, stemWord, stops) => {
     for (const { page, title, counts, sections, length } of pages) {
       const has = asked.filter(s => counts.has(s)).length;
       const leads = first.indexOf(page);
-      if (!has && leads < 0) continue;
+      if (leads < 0 && (!has || absent)) continue;
       const ranked = sections.map(section => {
         let score = share(asked, section.counts, section.length, meanSection);
         if (!asked.every(s => section.counts.has(s))) return { ...section, score };
@@ -114,7 +118,7 @@ const searcher = (index, stemWord, stops) => {
       const shown = ranked.filter((section, n) => !n || (n < 3 && section.score > 0.6 * best && section.score > 0));
       hits.push({ page, title, score, sections: shown });
     }
-    return { hits: hits.sort((a, b) => b.score - a.score), instead, taken };
+    return { hits: hits.sort((a, b) => b.score - a.score), instead, taken, absent };
   };
   return { find, stem };
 };
@@ -142,7 +146,7 @@ const excerpt = (text, asked, stem) => {
 
 const SHOWN = 20;  // pages
 const show = (query, { find, stem }) => {
-  const { hits, instead, taken } = find(query);
+  const { hits, instead, taken, absent } = find(query);
   const asked = new Set(taken.map(stem));
   const link = (page, { anchor }, words) => {
     const a = document.createElement("a");
@@ -152,10 +156,11 @@ const show = (query, { find, stem }) => {
   };
   Search.stopPulse();
   Search.title.textContent = "Search results";
-  const told = Object.entries(instead).map(([word, other]) => `“${word}” stands nowhere in the book; shown is “${other}”. `);
+  const typos = Object.entries(instead).map(([word, other]) => `“${word}” does not occur in the book; these are hits for “${other}”. `);
   const some = hits.length === 1 ? "1 page" : `${hits.length} pages`;
-  Search.status.textContent = told.join("") + (hits.length ? `${some}${hits.length > SHOWN ? `, the first ${SHOWN}` : ""}.`
-    : "Nothing found. Another word may do, or the glossary.");
+  Search.status.textContent = absent ? `The book does not treat “${absent}”. Nearest ${hits.length === 1 ? "page" : "pages"}:`
+    : typos.join("") + (hits.length ? `${some}${hits.length > SHOWN ? `, the first ${SHOWN}` : ""}.`
+      : "Nothing found. Try another word, or look in the glossary.");
   Search.output.replaceChildren(...hits.slice(0, SHOWN).map(({ page, title, sections: [best, ...more] }) => {
     const hit = document.createElement("li");
     const head = best.anchor && best.heading !== title ? `${title}: ${best.heading}` : title;

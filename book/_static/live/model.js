@@ -1,7 +1,7 @@
 /* The book's small model in plain JavaScript: a text becomes tokens, tokens become logits, logits become the next token.
 
    This is nanoeuler_lib once more, for one sequence in a browser and without its speed. In the order of the chapters:
-   `Tokenizer` (01), `Decoder` (06 to 10; its cache 14), `filteredProbs` and `pick` (14), `Source` (03); `Reading` puts them
+   `Tokenizer` (01), `Decoder` (06 to 10; its cache 14), `filteredProbs` and `pick` (14), `Source` (02); `Reading` puts them
    together. A test in a real browser holds the tokens equal to the library's, and the logits to within 1e-4.
 
    Names of sizes: D model width, H query heads, G key/value heads, C head width, F feed-forward width, V vocabulary,
@@ -68,7 +68,7 @@ NanoEuler.Decoder = class {
     this.length = 0; // T; set it back to n to forget all but the first n tokens
     this.embed = tensors["embed"];
     this.normFinal = tensors["norm_final"];
-    this.heads = tensors["heads"]; // head 0 alone: [D, V]
+    this.heads = tensors["heads"]; // only head 0: [D, V]
     this.layers = Array.from({ length: config.layers }, (_, i) => ({
       norm1: tensors[`layers.${i}.norm1`],
       qkv: tensors[`layers.${i}.qkv`],

@@ -85,13 +85,13 @@
   class Writer {
     constructor(reading, data) {
       Object.assign(this, { reading, data, timer: null, ids: [] });
-      this.root = make("section", { class: "live", "aria-label": this.heading() });
+      this.root = make("section", { class: "live live-model-page", "aria-label": this.heading() });
       this.root.append(...this.parts());
       this.start();
     }
 
     parts() {
-      return [this.textPart(), this.nextPart()];
+      return [make("div", { class: "live-pair" }, this.textPart(), this.nextPart())];
     }
 
     textPart() {
@@ -103,9 +103,9 @@
       this.auto = button("Write on", () => (this.timer ? this.pause("Paused.") : this.writeOn()));
       this.status = make("p", { class: "live-status", role: "status" });
       return make("div", {},
-        labelled("A beginning", this.story),
+        labelled("Start of a story", this.story),
         labelled("The text: change it as you like", this.text),
-        labelled("Temperature", this.temperature, (t) => (t === 0 ? "0, always the likeliest" : t.toFixed(2))),
+        labelled("Temperature", this.temperature, (t) => (t === 0 ? "0, always the most likely" : t.toFixed(2))),
         make("div", { class: "live-buttons" }, button("Draw a token", () => this.draw()), this.auto, ...this.buttons()),
         this.status,
       );
@@ -157,13 +157,13 @@
       if (said !== null) this.status.textContent = said;
     }
 
-    /* Append a token and say what it had; whether the text goes on behind it. */
+    /* Append a token and show its probability. Returns whether the text can continue after it. */
     add(id) {
       const p = this.reading.probs({ temperature: Number(this.temperature.value) })[id];
       const true_p = this.reading.source.next(this.ids);
       const name = id === this.reading.end ? "The end of the text" : `“${this.reading.tokenizer.decode([id])}”`;
-      const source = true_p ? `, the source ${percent(true_p.get(id) ?? 0)}` : "";
-      if (!this.timer || id === this.reading.end) this.status.textContent = `${name}: the model gave it ${percent(p)}${source}.`;
+      const source = true_p ? `, under the true source ${percent(true_p.get(id) ?? 0)}` : "";
+      if (!this.timer || id === this.reading.end) this.status.textContent = `${name}: probability ${percent(p)} under the model${source}.`;
       if (id === this.reading.end) return false;
       this.write([...this.ids, id]);
       return true;
@@ -181,8 +181,8 @@
       this.showNext();
     }
 
-    /* The likeliest tokens, for the model or for the source. told: the one that a story goes on with. */
-    showNext(told = undefined) {
+    /* The most likely tokens under the model or the source. marked: the tokens after which the source stays known. */
+    showNext(marked = []) {
       const model = this.reading.probs({ temperature: Number(this.temperature.value) });
       const source = this.reading.source.next(this.ids);
       const weight = (id) => Math.max(model[id], source?.get(id) ?? 0);
@@ -192,16 +192,16 @@
         const choose = button("", () => {
           this.pause();
           this.add(id);
-          this.rows.querySelectorAll("button")[row].focus(); // the row that stands there now
+          this.rows.querySelectorAll("button")[row].focus(); // the row that is there now
         });
         choose.append(...shown(this.reading, id));
-        const token = make("th", { scope: "row", class: id === told ? "live-told" : "" }, choose);
+        const token = make("th", { scope: "row", class: marked.includes(id) ? "live-told" : "" }, choose);
         return make("tr", {}, token, ...this.cells(model[id], source && (source.get(id) ?? 0)));
       }));
     }
   }
 
-  /* Stories of Königsberg, beside their true source, and where the heads look. */
+  /* Stories of Königsberg, their true source next to the model, and where the attention heads look. */
   class Town extends Writer {
     heading() {
       return "The book's small model, running in this page";
@@ -228,13 +228,14 @@
     }
 
     start() {
-      [this.layer.value, this.head.value] = HOLDER; // what follows is the name of one who has been told to hold a thing
-      this.write(this.data.stories[0].ids.slice(0, this.data.places.fact), "The model has read the beginning of a story.");
+      [this.layer.value, this.head.value] = HOLDER; // the next token is the name of the person who holds the thing
+      this.write(this.data.stories[0].ids.slice(0, this.data.places.fact), "The model has read the start of a story.");
     }
 
     buttons() {
-      this.follow = button("As the story goes on", () => this.add(this.told()));
-      return [this.follow];
+      this.follow = button("Next token of the story", () => this.add(this.told()));
+      this.back = button("Back to the true source", () => this.write(this.known, "The text is part of a stored story again."));
+      return [this.follow, this.back];
     }
 
     attentionPart() {
@@ -258,10 +259,17 @@
       );
     }
 
-    /* The story that the text begins, if it is one of those whose source is known, and how that goes on. */
+    /* The next token of the stored story that begins with the text, if there is one. */
     told() {
       const story = this.reading.source.story(this.ids);
       return story && (story.ids[this.ids.length] ?? this.reading.end);
+    }
+
+    /* The tokens after which the text still begins a stored story. */
+    stored() {
+      const { ids, reading } = this;
+      const begin = this.data.stories.filter((story) => ids.every((id, t) => id === story.ids[t]));
+      return [...new Set(begin.map((story) => story.ids[ids.length] ?? reading.end))];
     }
 
     chosen() {
@@ -278,17 +286,22 @@
 
     write(ids, said = null) {
       super.write(ids, said);
+      if (this.reading.source.next(ids)) this.known = ids;
       this.follow.disabled = this.story.value === "";
+      this.back.disabled = this.known === ids;
       this.from.max = this.reading.window.length - 1;
       this.from.value = this.from.max;
       this.showAttention();
     }
 
     showNext() {
-      super.showNext(this.ids.length ? this.told() : undefined);
-      this.note.textContent = this.reading.source.next(this.ids)
-        ? "The true source is the grammar that writes the town's stories. What it would do here was computed from its rules when the book was built, at temperature 1; the slider changes the model alone."
-        : `The true source is shown for ${this.data.stories.length} stories, looked up when the book was built. Your text is the beginning of none of them, so the model is alone here.`;
+      const stored = this.stored(), count = this.data.stories.length;
+      super.showNext(stored);
+      const model = this.reading.probs({ temperature: Number(this.temperature.value) });
+      const stay = percent(stored.reduce((sum, id) => sum + model[id], 0));
+      this.note.textContent = stored.length
+        ? `The true source is the grammar that writes the stories. Its probabilities were computed for ${count} stories when the book was built, at temperature 1; the slider changes only the model. A token with an orange edge stays in one of these stories (a sampled token does so with probability ${stay}). After any other token only the model is shown.`
+        : `The text has left the ${count} stories for which the true source was computed, so only the model is shown.`;
     }
 
     showAttention() {
@@ -303,11 +316,11 @@
       })));
       const most = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, 3);
       const where = most.map((t) => make("span", {}, ...shown(this.reading, this.reading.window[t]), ` (token ${t + 1}) ${percent(weights[t])}`));
-      this.looked.replaceChildren("Most of all at ", ...where.flatMap((place, i) => (i ? [", ", place] : [place])), ".");
+      this.looked.replaceChildren("Largest weights: ", ...where.flatMap((place, i) => (i ? [", ", place] : [place])), ".");
     }
   }
 
-  /* English, of which nobody knows the source. */
+  /* English, whose source is unknown. */
   class English extends Writer {
     heading() {
       return "A model of English, running in this page";
@@ -331,8 +344,8 @@
 
     parts() {
       return [
-        make("p", { class: "live-title" }, "English: form without sense"),
-        make("p", { class: "live-note" }, `This model has read ${this.data.source}. It writes in their form; expect no sense, and no truth, in what it says. Licence, ${this.data.licence}.`),
+        make("p", { class: "live-title" }, "A model of English"),
+        make("p", { class: "live-note" }, `This model has read ${this.data.source}. It imitates their style, but what it writes makes no sense and is not true. Licence: ${this.data.licence}.`),
         ...super.parts(),
       ];
     }
@@ -349,12 +362,12 @@
 
     begin(number) {
       this.pause();
-      this.write(this.reading.tokenizer.encode(this.beginnings()[number]), "The model has read a beginning.");
+      this.write(this.reading.tokenizer.encode(this.beginnings()[number]), "The model has read the start of a text.");
     }
 
     showNext() {
       super.showNext();
-      this.note.textContent = "Here the model stands alone. The stories of Königsberg have a true source, whose every probability is known, so you see above how far their model is from it. Of English nobody knows the source, nor how good a model of it could be.";
+      this.note.textContent = "Only the model is shown here. For the stories of Königsberg all true probabilities are known, so the table above shows how far their model is from them. The true probabilities of English are unknown, and so is the best possible loss of a model of it.";
     }
   }
 
@@ -374,7 +387,7 @@
       const { fact, free } = this.data.places;
       return make("div", {},
         make("div", { class: "live-buttons" }, button("The fact", () => this.go(fact)), button("The free token", () => this.go(free))),
-        labelled("A place in the story", this.at, (t) => `before token ${t + 1}`),
+        labelled("Position in the story", this.at, (t) => `before token ${t + 1}`),
         this.told,
       );
     }
@@ -404,7 +417,7 @@
         this.summary,
         make("div", { class: "live-buttons" }, button("Draw 100 times", () => this.draw()), button("No cuts", () => this.reset())),
         make("table", {},
-          make("caption", {}, "The likeliest tokens at this temperature, before the cuts and after"),
+          make("caption", {}, "The most likely tokens at this temperature, before and after the cuts"),
           make("thead", {}, make("tr", {}, head("token"), head("model"), head("after cuts"), head("true source"), head("drawn"))),
           this.rows,
         ),
@@ -462,7 +475,7 @@
       const lost = (p) => [...p].reduce((sum, [id, share]) => sum + (left[id] ? 0 : share), 0);
       this.summary.textContent =
         `${kept} of ${left.length} tokens are left, entropy ${entropy(left).toFixed(2)} of ${entropy(heated).toFixed(2)} nats. ` +
-        `The cuts take ${percent(lost(heated.entries()))} of the model's probability and ${percent(lost(source))} of what the true source might say.`;
+        `The cuts take ${percent(lost(heated.entries()))} of the model's probability and ${percent(lost(source))} of the true source's.`;
     }
   }
 
@@ -504,7 +517,7 @@
     const { parts, bytes } = english;
     const size = `${(bytes / 1e6).toFixed(1)} MB`;
     const meter = make("progress", { max: parts + 1, value: 0, hidden: true, "aria-label": "Loading the English model" });
-    const said = make("p", { class: "live-note", role: "status" }, `Form without sense: a model of the same kind that has read ${english.source}.`);
+    const said = make("p", { class: "live-note", role: "status" }, `A model of the same kind that has read ${english.source}. What it writes sounds like English and makes no sense.`);
     const ask = button(`Load a model of English (${size})`, async () => {
       ask.disabled = true;
       meter.hidden = false;

@@ -7,14 +7,15 @@
   const { make, labelled, slider, option, button } = NanoEuler.parts;
   const RATE = 0.02; // where the slider stands at first; it falls as the stories run out
   const BREAKS = [
-    ["", "nothing: the model is healthy"],
-    ["rope", "RoPE's gradient turns the wrong way"],
+    ["", "none: the model is correct"],
+    ["rope", "RoPE's gradient is rotated the wrong way"],
     ["mean", "RMSNorm's gradient lacks its mean term"],
-    ["sign", "the gradient into the feed-forward halves has the wrong sign"],
-    ["residual", "no residual: a half replaces the stream"],
-    ["ahead", "each position sees the next word"],
+    ["sign", "the gradient into the feed-forward layers has the wrong sign"],
+    ["residual", "no residual connections: each layer replaces its input"],
+    ["ahead", "each position sees the next token"],
   ];
-  const RANGE = [4.5, 0.125]; // bits a byte at the top and the bottom of the plot
+  const RANGE = [4.5, 0.125]; // bits per byte at the top and the bottom of the plot
+  const VISIBLE = 0.05; // a relative difference between two curves that a reader can see in the plot
 
   NanoEuler.Training = class {
     /* data: what tools/book/training.py wrote. */
@@ -30,18 +31,19 @@
       this.plot = make("div", { class: "live-plot" });
       this.numbers = make("p", { class: "live-note" });
       this.status = make("p", { class: "live-status", role: "status" });
+      this.expected = make("p", { class: "live-note", "aria-live": "polite" });
       this.story = make("p", { class: "live-story", "aria-live": "polite" });
       this.go = button("Start", () => this.run(!this.running));
       this.rate = slider(-4, -1, 0.05, Math.log10(RATE), () => this.send());
-      this.broken = make("select", { change: () => this.send() }, ...BREAKS.map((entry) => option(...entry)));
+      this.broken = make("select", { change: () => this.plant() }, ...BREAKS.map((entry) => option(...entry)));
       this.root = make("section", { class: "live", "aria-label": "A model that trains in this page" },
         this.plot, this.numbers, this.status,
         make("div", { class: "live-buttons" }, this.go, button("Let it tell a story", () => this.worker.postMessage({ weights: true })),
-          button("A new model", () => this.begin("A new model, which has read nothing."))),
-        labelled("Learning rate", this.rate, (x) => (10 ** x).toPrecision(2)), labelled("Break", this.broken),
-        this.story);
+          button("A new model", () => this.begin("A new model, with random weights."))),
+        labelled("Learning rate", this.rate, (x) => (10 ** x).toPrecision(2)), labelled("Planted mistake", this.broken),
+        this.expected, this.story);
       new ResizeObserver(() => this.draw()).observe(this.plot);
-      this.begin("Nothing is sent anywhere: the model trains on this machine.");
+      this.begin("The model trains on your machine; nothing is sent anywhere.");
     }
 
     /* A fresh model; the curve so far stays in the plot. */
@@ -54,18 +56,41 @@
       this.worker.postMessage({ config, parameters, stories: this.stories, held, lengths });
       this.go.disabled = false;
       this.run(false, said);
-      this.draw();
+      this.plant();
     }
 
     run(running, said = running ? "Training." : "Paused.") {
       this.running = running;
-      this.go.textContent = running ? "Pause" : this.last.tokens ? "Go on" : "Start";
+      this.go.textContent = running ? "Pause" : this.last.tokens ? "Continue" : "Start";
       this.status.textContent = said;
       this.send();
     }
 
     send() {
       this.worker.postMessage({ rate: 10 ** this.rate.value, broken: this.broken.value, running: this.running });
+    }
+
+    /* The reader has chosen a mistake: the engine makes it from the next batch on. */
+    plant() {
+      this.send();
+      this.expected.textContent = this.expectation();
+      this.draw();
+    }
+
+    /* What the curve will show, from runs that began with the mistake: [tokens, bits] at the same places for each. */
+    expectation() {
+      const correct = this.data.curves[""], curve = this.data.curves[this.broken.value];
+      const { tokens, seconds } = this.last;
+      const when = (count) => `${words(Math.round(count / 1000) * 1000)} tokens` +
+        (tokens > 5000 ? ` (${words(Math.round((count * seconds) / tokens))} s at this speed)` : "");
+      const [most, bits] = curve.at(-1), reached = `After ${when(most)} expect ${bits.toFixed(2)} bits per byte`;
+      if (curve === correct) return `${reached}. The dotted curve is a run that was made before.`;
+      const other = `; a correct model has ${correct.at(-1)[1].toFixed(2)}`;
+      const apart = curve.findIndex(([, bits], i) => Math.abs(bits - correct[i][1]) > VISIBLE * correct[i][1]);
+      const shown = apart < 0 ? "So the loss does not show this mistake; a check of the gradient does (chapter 05)."
+        : `The difference can be seen after ${when(curve[apart][0])}.`;
+      const fresh = tokens ? " Press “A new model” to train with the mistake from the start, as in the dotted curve." : "";
+      return `${reached}${other}. ${shown}${fresh}`;
     }
 
     /* A message of the worker: after a batch, after a look at the held-out stories, with weights, or at the end. */
@@ -77,11 +102,11 @@
       if (held < this.data.trigram && !this.passed) {
         this.passed = true;
         this.status.textContent = held < this.data.floor
-          ? "Below the source itself: no model can predict so well. It sees what it should predict."
+          ? "Below the entropy of the source. No model can predict so well, so it must see the token that it should predict."
           : `Better than the trigram, after ${words(tokens)} tokens and ${Math.round(seconds)} seconds.`;
       }
       if (over) {
-        this.run(false, `All ${words(this.data.count)} stories are read, each of them once.`);
+        this.run(false, `All ${words(this.data.count)} stories have been read once.`);
         this.go.disabled = true;
       }
       if (held !== undefined || !this.calm) this.draw();
@@ -105,7 +130,7 @@
     draw() {
       const { count, floor, trigram } = this.data;
       const width = Math.max(260, this.plot.clientWidth), height = 280;
-      const [left, right, top, bottom] = [40, width - 10, 8, height - 40];
+      const [left, right, top, bottom] = [58, width - 10, 8, height - 40];
       const most = Math.max(100_000, ...[this.held, ...this.earlier].map((curve) => (curve.at(-1)?.[0] ?? 0) * 1.15));
       const x = (tokens) => left + ((right - left) * tokens) / most;
       const [high, low] = RANGE.map(Math.log2);
@@ -117,20 +142,22 @@
       const now = this.held.at(-1)?.[1];
       this.plot.innerHTML = `<svg width="${width}" height="${height}" role="img" aria-label="${this.described(now)}">
         ${[0.125, 0.25, 0.5, 1, 2, 4].map((bits) => level(bits, "grid") + text([left - 6, y(bits) + 4], bits, "end")).join("")}${marks.join("")}
-        ${text([(left + right) / 2, height - 6], "tokens read; up: bits for each byte")}
+        ${text([(left + right) / 2, height - 6], "tokens read")}
+        <g transform="rotate(-90)">${text([-(top + bottom) / 2, 14], "bits per byte, held-out stories")}</g>
+        <polyline class="expected" points="${path(this.data.curves[this.broken.value].filter(([tokens]) => tokens <= most))}"/>
         ${level(trigram, "trigram")}${text([right, y(trigram) - 5], `trigram ${trigram.toFixed(2)}`, "end")}
-        ${level(floor, "floor")}${text([right, y(floor) - 5], `the source itself ${floor.toFixed(2)}`, "end")}
+        ${level(floor, "floor")}${text([right, y(floor) - 5], `entropy of the source ${floor.toFixed(2)}`, "end")}
         ${this.earlier.map((curve) => `<polyline class="earlier" points="${path(curve)}"/>`).join("")}
         <polyline class="batches" points="${path(this.batches)}"/><polyline class="held" points="${path(this.held)}"/></svg>`;
       const { tokens, seconds } = this.last;
-      this.numbers.textContent = !tokens ? `${words(count)} stories to read; held-out ones measure it.`
-        : `${words(tokens)} tokens in ${Math.round(seconds)} s, ${words(Math.round(tokens / seconds / 100) * 100)} a second. Held-out stories: ${now.toFixed(3)} bits a byte.`;
+      this.numbers.textContent = !tokens ? `${words(count)} stories for training; the loss is measured on others, which are held out.`
+        : `${words(tokens)} tokens in ${Math.round(seconds)} s, ${words(Math.round(tokens / seconds / 100) * 100)} per second. Held-out stories: ${now.toFixed(3)} bits per byte.`;
     }
 
     described(now) {
       const { floor, trigram } = this.data;
       const model = now === undefined ? "no measurement yet" : `${now.toFixed(2)} now`;
-      return `Bits a byte on held-out stories: ${model}; trigram ${trigram.toFixed(2)}, the source itself ${floor.toFixed(2)}.`;
+      return `Bits per byte on held-out stories: ${model}; trigram ${trigram.toFixed(2)}, entropy of the source ${floor.toFixed(2)}.`;
     }
   };
 
