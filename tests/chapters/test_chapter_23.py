@@ -46,7 +46,7 @@ def test_gap_transpose_counts_sectors(chapter):
       }
     }
     """
-    with pytest.raises(AssertionError, match="asks for 32 sectors of y"):
+    with pytest.raises(AssertionError, match="touches 32 sectors of y per request"):
         chapter.check_transpose(cuda.module(plain)["scattered"])
 
 
