@@ -13,9 +13,9 @@ pytestmark = pytest.mark.compiler
 # ---- The gaps: the book's kernel, and what is changed in it
 
 SUM = {
-    "the first warp alone": ("return warp_sum(lane < blockDim.x / 32 ? part[lane] : 0.0f)", "return part[0]"),
+    "only the first warp": ("return warp_sum(lane < blockDim.x / 32 ? part[lane] : 0.0f)", "return part[0]"),
     "a barrier in a branch": ("__syncthreads();\n  return", "if (lane == 0) __syncthreads();\n  return"),
-    "shuffles behind a mask": (
+    "shuffles only in lanes with data": (
         "sum = block_sum(sum)",
         "if (blockIdx.x * blockDim.x + threadIdx.x < n) sum = block_sum(sum)",
     ),
