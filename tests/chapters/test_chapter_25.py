@@ -79,13 +79,13 @@ def test_loops_of_the_pipeline(chapter, name):
     mine = cuda.module(chapter.my_matmul.module.source.replace("// your code here", loop))["my_matmul"]
     said = verdict(chapter.check_pipeline, mine)
     assert (said == "right") == (name in RIGHT_LOOPS), said
-    assert "waited" not in name or "is waited for before this one is multiplied" in said
+    assert "waited" not in name or "waits for the next tile before it multiplies this one" in said
 
 
 def test_a_kernel_without_reuse_is_not_the_answer_to_the_gaps_on_reuse(chapter):
     text = chapter.matmul_columns.module.source
     block = text.replace("blockDim.x", "32").replace("blockDim.y", "32")
-    assert "once would do" in verdict(chapter.check_tiled, cuda.module(block)["matmul_columns"])
+    assert "must read each number of a and b once" in verdict(chapter.check_tiled, cuda.module(block)["matmul_columns"])
     assert rejected(chapter.check_patch, chapter.matmul_tiled)
 
 
