@@ -14,8 +14,8 @@ pytestmark = pytest.mark.compiler
 # ---- The gaps: the book's answer, and wrong ones
 
 PRODUCT = {
-    "no barrier behind the product": ("__syncthreads();  // nobody", "// nobody"),
-    "the first columns alone": ("k < K; k += 64", "k < 64; k += 64"),
+    "no barrier after the product": ("__syncthreads();  // nobody", "// nobody"),
+    "only the first columns": ("k < K; k += 64", "k < 64; k += 64"),
     "c transposed": (
         "(lane / 4 + 8 * (i / 2)) * 8 + 2 * (lane % 4) + i % 2",
         "(2 * (lane % 4) + i % 2) * 16 + lane / 4 + 8 * (i / 2)",
@@ -30,7 +30,7 @@ STEP = (
 )
 MULTIPLY = "multiply(step);\n  }"
 RIGHT_PIPELINES = {
-    "the last two behind the loop": [
+    "the last two after the loop": [
         ("step < steps; step++) {", "step < steps - 2; step++) {"),
         (
             MULTIPLY,
@@ -46,7 +46,7 @@ PIPELINE = {
     "no barrier": ("    __syncthreads();", "    "),
     "a wait for all": ("copy_async_wait<1>();", "copy_async_wait<0>();"),
     "a wait for one group fewer": ("copy_async_wait<1>();", "copy_async_wait<2>();"),
-    "asked for behind the product": (f"{STEP}    multiply(step);", "copy_async_wait<1>(); __syncthreads(); multiply(step); ask(step + 2);"),
+    "asked for after the product": (f"{STEP}    multiply(step);", "copy_async_wait<1>(); __syncthreads(); multiply(step); ask(step + 2);"),
     "one tile ahead": ("  ask(1);", ""),
 }  # fmt: skip
 test_right_pipelines, test_wrong_products = rewritten_tests(
