@@ -24,20 +24,20 @@ WRONG_TILES = {
 WRONG_QUERY_TILES = {
     "from the first tile": ("start // rows, ", "0, "),
     "free one later": ("-(-last // rows)", "last // rows + 1"),
-    "keys behind the end": ("min(start + keys, T)", "start + keys"),
+    "keys after the end": ("min(start + keys, T)", "start + keys"),
     "never free": ("-(-last // rows)", "-(-T // rows)"),
 }
 
 
 RIGHT_KERNELS = {"exp2": (("__expf(scale * dot - lse[query])", "exp2f((scale * dot - lse[query]) * 1.44269504f)"),)}
 WRONG_KERNELS = {
-    "no barrier behind the sums": ("__syncthreads();  // nobody", "// nobody"),
+    "no barrier after the sums": ("__syncthreads();  // no thread", "// no thread"),
     "infinity times the mask": (
         "seen ? __expf(scale * dot - lse[query]) : 0.0f",
         "__expf(scale * dot - (query < T ? lse[query] : 0.0f)) * (seen ? 1.0f : 0.0f)",
     ),
     "delta of the key": ("delta[query]", "delta[position]"),
-    "reads behind the end": ("position <= query && query < T", "position <= query"),
+    "reads beyond the end": ("position <= query && query < T", "position <= query"),
 }
 RIGHT_QUERIES = {
     "masked by a huge negative score": (
