@@ -10,20 +10,20 @@ NOTEBOOK = "A1_cpu_runtime", "DONE", "WARP", "Access", "here", "meet"
 ORDER = "    running, order = range(threads), []\n"
 WRONG_SCHEDULERS = {
     "a loop over threads": (ORDER, f"    return [t for t in range(threads) for _ in (*fibers[t], None)]\n{ORDER}"),
-    "nobody goes on after the first barrier": ("        lines = {", "        return order\n        lines = {"),
-    "who waits at the last barrier never returns": (
+    "no thread continues after the first barrier": ("        lines = {", "        return order\n        lines = {"),
+    "threads that wait at the last barrier never return": (
         "        lines = {",
         "        if len(order) == 3 * threads:\n            return order\n        lines = {",
     ),
-    "two barriers taken for one": ("len(lines) > 1 or ", ""),
-    "a thread that has left is not missed": (" or (running and len(running) < threads)", ""),
+    "two barriers treated as one": ("len(lines) > 1 or ", ""),
+    "a returned thread is not noticed": (" or (running and len(running) < threads)", ""),
 }
 RESULT = "functions.pop()({lane: argument for lane, (_, argument) in waiting.items()})"
 WRONG_MEETINGS = {
     "does not wait": (" or waiting.keys() != alive", ""),
     "waits for lanes that have returned": ("waiting.keys() != alive", "len(waiting) < 4"),
     "different functions": ("if len(functions) > 1", "if False"),
-    "a result for the last lane alone": (RESULT, f"dict([max({RESULT}.items())])"),
+    "a result only for the last lane": (RESULT, f"dict([max({RESULT}.items())])"),
     "the function run lane by lane": (RESULT, "{lane: f({lane: x})[lane] for lane, (f, x) in waiting.items()}"),
 }
 ORDERED, APART = "not ordered(then, now)", "then.thread != now.thread and then.epoch == now.epoch"

@@ -212,7 +212,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_a_bug_is_reported(bugs):
-    """Beside bugs may stand the sound kernel that they were made of."""
+    """A file of bugs may also hold the sound kernel from which they were made."""
     complaint = judge_bug(bugs) if bugs.all("finds") else judge_correct(bugs)
     assert not complaint, complaint
 
@@ -221,7 +221,7 @@ def test_a_sound_kernel_is_right_and_not_reported(correct):
     assert not (complaint := judge_correct(correct)), complaint
 
 
-def test_what_is_unseen_stands_in_the_appendix():
+def test_each_unseen_bug_is_in_the_appendix():
     notebook = json.loads((FOLDER.parents[2] / "notebooks" / "A1_cpu_runtime.ipynb").read_text("utf-8"))
     listed = next(
         t for t in ("".join(c["source"]) for c in notebook["cells"]) if "### What the checker cannot see" in t
