@@ -12,7 +12,7 @@ import yaml
 
 from tools.book import search_index, words
 
-MOST = 134  # files that wait to be told again
+MOST = 122  # files that wait to be told again
 WORDS, WAITING = words.load(words.LIST)
 CASES = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
 
