@@ -113,7 +113,11 @@ def measure(config: ModelConfig, precision: str, rows: int, rounds: int, where: 
     contestants |= {name: theirs(config, precision, rows, where, mode) for name, mode in peers.items()}
     batches = [batch(config, rows, number) for number in range(AGREE + STEPS)]
     losses = agreeing(contestants, batches[:AGREE], precision)
-    taken = in_turns(contestants, batches[AGREE:], rounds)
+    return row_of(config, precision, rows, losses, in_turns(contestants, batches[AGREE:], rounds))
+
+
+def row_of(config: ModelConfig, precision: str, rows: int, losses: list[float], taken: dict[str, list[float]]) -> dict:
+    """The row of a case from the seconds of a step, by contestant and round."""
     median = {name: statistics.median(times) for name, times in taken.items()}
     return {
         "precision": precision,

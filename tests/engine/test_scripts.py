@@ -16,6 +16,7 @@ import konigsberg
 from benchmarks import (
     collectives,
     english,
+    gpu_arch80,
     gpu_decode,
     gpu_flash_step,
     gpu_muon,
@@ -60,6 +61,15 @@ def test_gpu_step(monkeypatch):
     monkeypatch.setattr(gpu_step, "STEPS", 1)
     row = gpu_step.measure(TINY, "bfloat16", rows=2, rounds=1, where="cpu")
     assert set(row["milliseconds"]) == {gpu_step.US, gpu_step.PEER} and len(row["first_losses"]) == gpu_step.AGREE
+
+
+@pytest.mark.full
+def test_gpu_arch80():
+    beside_torch()
+    row = gpu_arch80.measure(TINY, rows=2, rounds=2, where="cpu")
+    names = [gpu_arch80.US, gpu_arch80.WITHOUT, gpu_arch80.PEER]
+    assert list(row["rounds"]) == names and all(len(times) == 2 for times in row["rounds"].values())
+    assert set(row["attention"]) == set(names[:2])
 
 
 @pytest.mark.full
