@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 from chapters import accepts, rewritten_tests
 
+from nanoeuler_lib import cuda
+from tools.notebooks.cells import ROOT
+
+LADDER = ROOT / "nanoeuler_book" / "ladder.cu"
 NOTEBOOK = "27_flash_forward", "xp", "SWIZZLE"
 pytestmark = pytest.mark.compiler
 
@@ -58,3 +62,35 @@ def entropy_of_whole_rows(tiles):
 
 
 test_right_entropies = accepts({"check_entropy": [entropy_of_whole_rows]})
+
+
+# ---- Further on: the ladder
+
+
+@pytest.mark.parametrize("rung", [1, 2, 3, 4, 5])
+def test_rungs_compute_attention(rung):
+    """At odd lengths, with and without groups; outputs are rounded to 8 bits, so the tolerance is two roundings."""
+    rng = np.random.default_rng(rung)
+    kernel = cuda.module(LADDER, where="cpu", defines={"RUNG": rung})["ladder"]
+    for heads, group, T, size in ((1, 1, 1, 1), (2, 2, 70, 1), (1, 1, 200, 20)):
+        bits = [as_bits(rng.standard_normal((n, T, 64))) for n in (heads, heads // group, heads // group)]
+        y, lse = np.full((heads, T, 64), 0x7FC0, np.uint16), np.full((heads, T), np.nan, np.float32)
+        kernel((-(-T // (128 if rung == 5 else 64)), heads), 128, (*bits, y, lse, T, group, size / 8))
+        q, k, v = map(from_bits, bits)
+        for head in range(heads):
+            scores = np.where(np.tri(T, dtype=bool), size / 8 * q[head] @ k[head // group].T, -np.inf)
+            top = scores.max(axis=1, keepdims=True)
+            e = np.exp(scores - top)
+            wanted = e / e.sum(axis=1, keepdims=True) @ v[head // group]
+            assert np.abs(from_bits(y[head]) - wanted).max() <= 2 * 2.0**-8 * np.abs(v).max()
+            np.testing.assert_allclose(lse[head], top[:, 0] + np.log(e.sum(axis=1)), rtol=1e-5, atol=1e-5)
+
+
+def as_bits(x):
+    """Round to the nearest bfloat16, as uint16."""
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def from_bits(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)

@@ -38,6 +38,8 @@ TEXTS = {file.name: (file.read_text("utf-8"), (), 75) for file in sorted(KERNELS
 # Templates: every kernel, type and form, in small tiles, whose code has the least to compile; wgmma's twin, but on 9.0a.
 TEXTS["matmul16.cu"] = (TEXTS["matmul16.cu"][0], MATMUL16, 80)
 TEXTS["draw.cu"] = (TEXTS["draw.cu"][0], ("order<4>", "order<16>"), 75)
+for rung in (1, 3, 5):  # of chapter 27's ladder: loads by hand, ldmatrix, and copies in the background
+    TEXTS[f"ladder, rung {rung}"] = (f"#define RUNG {rung}\n" + (ROOT / "nanoeuler_book/ladder.cu").read_text(), (), 80)
 for file, of in ONE_AT_A_TIME.items():
     TEXTS[file] = ((FOLDER / f"{file}.cu").read_text("utf-8"), of, 75 if file == "loads" else 80)
 # FlashAttention's templates: one of each kind of number, and Hopper's, which elsewhere is its twin.
