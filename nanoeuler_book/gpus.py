@@ -9,6 +9,7 @@ of other GPUs are estimates.
 """
 
 import math
+import statistics
 from dataclasses import dataclass
 
 from nanoeuler_book.checks import results
@@ -179,10 +180,10 @@ def measured() -> Gpu:
 
 
 def h200_share() -> float:
-    """Return the share of the stated rate that a stored step of `base` reached on an H200, whose rate is an H100's."""
-    step = next(row for row in results("gpu_levers")["rows"] if row["section"] == "step" and row["rows"] == BATCH)
-    seconds = step["times"]["as it is"]["milliseconds"] / 1e3
-    return step_flops(preset("base"), BATCH) / seconds / measured().rate
+    """Return the share of the stated rate that steps of `base` reached on an H200, which has an H100's rate."""
+    (row,) = results("gpu_arch80")["rows"]
+    seconds = next(iter(row["milliseconds"].values())) / 1e3
+    return step_flops(preset("base"), row["rows"]) / seconds / measured().rate
 
 
 def kernels_table() -> str:
@@ -228,17 +229,19 @@ def hours_table() -> str:
 
 def without_wgmma() -> str:
     """Return what NANOEULER_ARCH=80 costs a training step of `base`: benchmarks/gpu_arch80.py."""
-    try:
-        stored = results("gpu_arch80")
-    except NanoEulerError:
-        return "not measured yet: python -m benchmarks.gpu_arch80"
+    stored = results("gpu_arch80")
     (row,) = stored["rows"]
-    with_it, without, peer = row["milliseconds"].values()
-    ours, theirs = row["speedup"].values()
-    return (
-        f"{stored['machine']['gpu']}, a step of {row['rows']} rows: {with_it:.1f} ms; with NANOEULER_ARCH=80 "
-        f"{without:.1f} ms, {ours:.2f}\ntimes as long; torch.compile {peer:.1f} ms, {theirs:.2f} times as long"
-    )
+    ours, *others = row["rounds"].values()
+    lines = [f"{stored['machine']['gpu']}, a step of {row['rows']} rows: {statistics.median(ours):.1f} ms with wgmma"]
+    for name, other in zip(("NANOEULER_ARCH=80", "torch.compile"), others, strict=True):
+        ratios = sorted(b / a for a, b in zip(ours, other, strict=True))
+        spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} rounds"
+        lines.append(f"{name:18}{statistics.median(other):.1f} ms, {statistics.median(ratios):.2f} times ({spread})")
+    kernels = (row for row in results("gpu_levers")["rows"] if row.get("pass") == "forward")
+    times, layers = next(row["milliseconds"] for row in kernels if row["shape"][0] == BATCH), preset("base").layers
+    lost = layers * (times["mma"] - times["ours"])
+    by_itself = f"{layers} layers x ({times['mma']:.4f} - {times['ours']:.4f}) ms = {lost:.1f} ms"
+    return "\n".join([*lines, f"expected from attention's forward pass by itself: {by_itself}"])
 
 
 def tables() -> str:
@@ -254,7 +257,7 @@ def tables() -> str:
             f"\nHours for {run}. Its H100 reached {share:.0%} of the stated",
             f"rate (an H200, in other steps, {h200_share():.0%}). Other GPUs: an estimate, {part} of it",
             hours_table(),
-            "\nAttention by mma.sync instead of wgmma, on the same GPU",
+            "\nAttention by mma.sync instead of wgmma, on one GPU, and PyTorch",
             without_wgmma(),
         ]
     )
