@@ -77,7 +77,7 @@ class Status(Computed):
             "build": status.build,
             "notebooks": lambda: status.notebooks(heads.chapters().values()),
             "results": status.results,
-            "gpus": lambda: f"```\n{gpus.tables()}\n```",
+            "gpus": lambda: f"```text\n{gpus.tables()}\n```",
         }
         return made[self.arguments[0]]()
 
