@@ -41,15 +41,15 @@ FIRST = TrainConfig(**SFT_DEFAULTS, valid_every=250, sample_every=0, save_every=
 SECOND, SECOND_SEED = replace(FIRST, steps=6000, valid_every=500, save_every=500), 205
 ASKED = {
     "taught": 2,
-    "tried": 15,  # never taught either: the length of round two was chosen by them
+    "tried": 15,  # not taught either; they decided the length of round two
     "never taught": 15,
     "a reader's": 15,
     "never taught, typed carelessly": 5,
-}  # each wording
+}  # questions per wording
 
 
 def questions(count: int, seed: int) -> list[dict]:
-    """All questions of some stories: kind, the story without its last line, question, answer, words since the fact."""
+    """Return all questions of some stories, each with its kind and with the story without its last line."""
     found = []
     for story in konigsberg.stories(count, seed):
         body = story.text.rpartition("\n")[0]
@@ -63,7 +63,7 @@ def as_chat(asked: list[dict]) -> list[sft_data.Example]:
 
 
 def as_text(asked: list[dict], tokenizer) -> list[sft_data.Encoded]:
-    """Story, question and answer as the corpus has them, the answer and the end of the text counted."""
+    """Encode story, question and answer as the corpus has them; the answer and the end of the text are scored."""
     end, found = tokenizer.special_tokens[END_OF_TEXT], []
     for one in asked:
         before = tokenizer.encode(f"{one['body']}\n{one['question'].text}").tolist()
@@ -75,7 +75,7 @@ def as_text(asked: list[dict], tokenizer) -> list[sft_data.Encoded]:
 
 
 def majority(asked: list[dict]) -> np.ndarray:
-    """The most frequent answer of each kind of question, taken from other stories."""
+    """Return which questions the most frequent answer of their kind answers; it is counted on different stories."""
     counts: dict[str, Counter] = {}
     for one in questions(TEST_STORIES, MAJORITY_SEED):
         counts.setdefault(one["kind"], Counter())[one["question"].answer] += 1
@@ -83,7 +83,7 @@ def majority(asked: list[dict]) -> np.ndarray:
 
 
 def shares(asked: list[dict], right: dict[str, np.ndarray]) -> list[dict]:
-    """The share right, over all questions and for each kind."""
+    """Return the fraction of correct answers, over all questions and for each kind."""
     kinds = np.array([one["kind"] for one in asked])
     found = []
     for kind in ["all", *sorted(set(kinds))]:
@@ -94,7 +94,7 @@ def shares(asked: list[dict], right: dict[str, np.ndarray]) -> list[dict]:
 
 
 def by_wording(asked: list[dict], stories: list[konigsberg.Story]) -> list[dict]:
-    """Questions in other wordings, each of another story: as `questions` gives them, with the wording and its group."""
+    """Return questions in other wordings, each from a different story, with the wording and its group."""
     found, of_kind = [], {}
     for one, story in zip(asked, stories, strict=True):
         of_kind.setdefault(one["kind"], []).append((one, story))
@@ -118,7 +118,7 @@ def by_wording(asked: list[dict], stories: list[konigsberg.Story]) -> list[dict]
 
 
 def shares_by_wording(asked: list[dict], right: dict[str, np.ndarray]) -> list[dict]:
-    """The share right of each wording."""
+    """Return the fraction of correct answers for each wording."""
     cells: dict[tuple, list[int]] = {}
     for i, one in enumerate(asked):
         cells.setdefault((one["group"], one["kind"], one["wording"]), []).append(i)
@@ -130,9 +130,9 @@ def shares_by_wording(asked: list[dict], right: dict[str, np.ndarray]) -> list[d
 
 
 def taught_by_author(rows: list[dict]) -> list[dict]:
-    """The rows of `shares_by_wording` with one row per kind and author for the taught wordings, their mean.
+    """Average the rows of taught wordings in `shares_by_wording`, with one row per kind and author.
 
-    It bears the first of its wordings.
+    The row has the first of its wordings.
     """
     lists, same = (wordings.WORDINGS, wordings.MORE, wordings.STILL_MORE), {}
     for row in rows:
@@ -148,7 +148,7 @@ def taught_by_author(rows: list[dict]) -> list[dict]:
 
 
 def wrong_answers(found: checkpoint.Checkpoint, asked: list[dict], right: np.ndarray) -> list[dict]:
-    """The wrong answers to wordings never taught: what was said, and the question of the story that it is right for."""
+    """Return the wrong answers to wordings that were not taught, and the questions that they would answer."""
     told = {story.body: story for story in konigsberg.stories(TEST_STORIES, TEST_SEED)}
     wrong = []
     for one, good in zip(asked, right, strict=True):
@@ -165,7 +165,7 @@ def wrong_answers(found: checkpoint.Checkpoint, asked: list[dict], right: np.nda
 
 
 def fine_tuned(run: Path, base: Path, name: str, source: str, seed: int, config: TrainConfig) -> Path:
-    """Fine-tune a model, or go on with that, and export it beside its run: float16, as a reader gets it."""
+    """Fine-tune a model or resume the run, and export the model next to its run, in float16 as for a reader."""
     exported = run.with_name(f"{run.name}-exported")
     if exported.exists():
         return exported
@@ -182,7 +182,7 @@ def fine_tuned(run: Path, base: Path, name: str, source: str, seed: int, config:
 
 
 def try_out(found: checkpoint.Checkpoint) -> None:
-    """Print the share right of the wordings set apart for choosing, the mean over kinds of question."""
+    """Print the fraction of correct answers for the wordings in `tried`, as a mean over kinds of question."""
     told = [story for story in konigsberg.stories(TEST_STORIES, TEST_SEED) for _ in story.questions]
     asked = [one for one in by_wording(questions(TEST_STORIES, TEST_SEED), told) if one["group"] == "tried"]
     encoded = [sft_data.encode(chat, found.tokenizer) for chat in as_chat(asked)]
@@ -196,7 +196,7 @@ def try_out(found: checkpoint.Checkpoint) -> None:
 
 
 def fitting(asked: list[dict], *forms: list[sft_data.Encoded], most: int) -> list[int]:
-    """Which questions fit into so many tokens, in all their forms."""
+    """Return which questions have at most `most` tokens in all their forms."""
     return [i for i in range(len(asked)) if max(len(form[i].ids) for form in forms) <= most]
 
 
@@ -204,7 +204,9 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     arguments.add_argument("--run", type=Path, default=Path("runs/chat"))
     arguments.add_argument("--export", type=Path, default=PRETRAINED / NAME)
-    arguments.add_argument("--steps", type=int, help="of round two; prints how it does on `tried`, stores nothing")
+    arguments.add_argument(
+        "--steps", type=int, help="steps of round two; prints the accuracy on `tried` and stores nothing"
+    )
     args = arguments.parse_args()
     args.run.mkdir(parents=True, exist_ok=True)
     one = fine_tuned(args.run / "one", BASE, BASE.name, sources.KONIGSBERG, SFT_DATA_SEED, FIRST)

@@ -45,21 +45,24 @@ HEADS, C, EPS = BASE.heads, BASE.head_dim, BASE.norm_eps
 PARAMETERS = sum(int(np.prod(shape)) for shape in parameter_shapes(BASE).values())
 DECAYED = sum(int(np.prod(shape)) for shape in parameter_shapes(BASE).values() if len(shape) == 2)
 BLOCKS = 64, 128, 192, 256, 512
-SWEEP, ROUNDS = 3, 9  # rounds of each shape of launch, of the best one
-TOGETHER = 256 << 20  # bytes of all sets of arrays, at least: several times the cache
-MOVED = 3 << 30  # bytes that one timing moves, about: a millisecond
-FAR = 5e-6  # from the reference, as a share of its largest number
+SWEEP, ROUNDS = 3, 9  # rounds for each launch shape, and for the best one
+TOGETHER = 256 << 20  # minimum bytes of all sets of arrays: several times the cache
+MOVED = 3 << 30  # bytes that one timing moves: about a millisecond
+FAR = 5e-6  # maximum error, relative to the largest number of the reference
 
 Launches = list[Callable[[], None]]
-# Of what a launch writes: which of the arguments it is, or a function that makes it of them, and what it should be.
+# An output of a launch: the index of the argument (or a function from the arguments to it), and its expected value.
 Truth = Iterable[tuple[int | Callable[[tuple], Any], Any]]
 
 
 @dataclass
 class Work:
-    """A kernel and what it is to do: the shape in words, the bytes that it must move, `arrays()`, which makes a set of
-    arguments, the launches offered (block, grid and a function from the arguments to bound launches), and `truth`: what
-    the reference makes of the arguments in float64."""
+    """Hold a kernel and its task.
+
+    shape: in words; bytes: the bytes that the kernel must move; arrays: makes a set of arguments; offered: launches, as
+    block, grid and a function from the arguments to bound launches; truth: from the arguments in float64 to the
+    reference's outputs.
+    """
 
     kernel: str
     shape: str
@@ -70,7 +73,7 @@ class Work:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# what there is to do
+# the kernels and their tasks
 
 
 @functools.cache
@@ -83,7 +86,7 @@ def blocks_for(n: int, block: int) -> int:
 
 
 def works(cupy, texts: int) -> Iterator[Work]:
-    """All kernels, for so many texts of `base`'s context; the layers of chapter 24 first."""
+    """Yield all kernels for a number of texts of `base`'s context, starting with the layers of chapter 24."""
     rows = texts * T
     yield from norms(cupy, rows)
     yield from entropies(cupy, rows)
@@ -105,7 +108,7 @@ def normal(cupy, *shape):
 
 
 def empty(cupy, *shape):
-    """Filled with NaN, so that what a launch leaves unwritten shows."""
+    """Return an array of NaN, so that numbers that a launch does not write are noticed."""
     return cupy.full(shape, np.nan, np.float32)
 
 
@@ -171,7 +174,7 @@ def entropies(cupy, rows: int) -> Iterator[Work]:
     def slopes(a):
         losses, saved = reference.cross_entropy_forward(*a[:2])
         dlogits, away = reference.cross_entropy_backward(a[2], saved), cupy.ones_like(a[0])
-        np.put_along_axis(away, saved[1], 0.0, axis=-1)  # the targets, beside which the others are small
+        np.put_along_axis(away, saved[1], 0.0, axis=-1)  # without the targets, which are much larger
         return [(3, losses), (0, dlogits), (lambda after: after[0] * away, dlogits * away)]
 
     yield Work("cross_entropy_forward", shape, size, arrays, [forward(b) for b in BLOCKS], loss)
@@ -182,16 +185,16 @@ def entropies(cupy, rows: int) -> Iterator[Work]:
 
 
 def elementwise(cupy, rows: int) -> Iterator[Work]:
-    """vector_add over the residual stream, SwiGLU over the hidden layer; plain and by fours."""
+    """Yield vector_add over the residual stream and SwiGLU over the hidden layer, plain and with float4."""
 
     def over(file, name, n, elements):
-        """An element a thread (`elements` 1) or four, or fewer threads in a grid-stride loop."""
+        """Return launches with one or four elements per thread, or with fewer threads in a grid-stride loop."""
 
         def offer(block, grid):
             return block, grid, lambda a: [compiled(file)[name].bind(grid, block, (*a, n))]
 
         grids = [(b, blocks_for(n, elements * b)) for b in (128, 256, 512)]
-        if name != "vector_add":  # which has no loop
+        if name != "vector_add":  # vector_add has no loop
             grids += [(256, 16 * processors(cupy)), (512, 8 * processors(cupy))]
         return [offer(*shape) for shape in grids]
 
@@ -224,7 +227,7 @@ def streams(cupy, n: int, read: int, written: int) -> tuple:
 
 
 def ropes(cupy, texts: int) -> Iterator[Work]:
-    """The queries of all heads; plain over [B, H, T, C], by fours over [B, T, H, C]."""
+    """Yield RoPE of the queries of all heads: plain over [B, H, T, C], with float4 over [B, T, H, C]."""
     vectors, size = texts * HEADS * T, 8 * texts * HEADS * T * C
     pairs, pitch = vectors * C // 2, HEADS * C
 
@@ -262,7 +265,7 @@ def ropes(cupy, texts: int) -> Iterator[Work]:
 
 
 def sums(cupy, rows: int) -> Iterator[Work]:
-    """A sum over as many numbers as there are logits, its backward, and the gain's gradient from its shares."""
+    """Yield a sum over as many numbers as there are logits, its backward pass, and sums of columns for gains."""
     n, few, stream = rows * V, processors(cupy), rows * D
 
     def offer(name, block, grid):
@@ -274,7 +277,7 @@ def sums(cupy, rows: int) -> Iterator[Work]:
 
     for name in ("sum_tree", "sum_shuffle", "sum_wide"):
         offered = [offer(name, b, k * few) for b in (256, 512) for k in (4, 8, 16)]
-        # so much more that the sum is four of its deviations from 0
+        # shifted, so that the sum is four standard deviations from 0
         arrays = lambda: (normal(cupy, n) + np.float32(4 * n**-0.5), empty(cupy, 1))
         yield Work(name, f"{n}", 4 * n, arrays, offered, lambda a: [(1, a[0].sum())])
 
@@ -300,7 +303,7 @@ def sums(cupy, rows: int) -> Iterator[Work]:
         return block, (width, parts), bind
 
     shapes = (32, 8), (32, 16), (64, 8), (8, 64), (8, 128)
-    # 33 parts of 24 blocks: six for each of an H100's 132 processors
+    # 33 parts of 24 blocks: six for each of the 132 multiprocessors of an H100
     for tall, parts in ((8 * few, (1,)), (rows, (1, 16, 33, 64))):
         arrays = functools.partial(lambda tall: (normal(cupy, tall, D), empty(cupy, D)), tall)
         offered = [columns(tall, block, p) for block in shapes for p in parts]
@@ -309,7 +312,7 @@ def sums(cupy, rows: int) -> Iterator[Work]:
 
 
 def transposes(cupy, rows: int) -> Iterator[Work]:
-    """Of the residual stream."""
+    """Yield transposes of the residual stream."""
 
     def offer(name, block, tile, **defines):
         grid = blocks_for(D, tile[0]), blocks_for(rows, tile[1])
@@ -333,7 +336,7 @@ def transposes(cupy, rows: int) -> Iterator[Work]:
 
 
 def embeddings(cupy, rows: int) -> Iterator[Work]:
-    """Tokens as frequent as one over their rank, in any order; the table counts once."""
+    """Yield the embedding of tokens whose frequency is one over their rank; the table counts once."""
     rng, frequency = np.random.default_rng(0), 1 / np.arange(1, V + 1)
     tokens = rng.permutation(V)[rng.choice(V, rows, p=frequency / frequency.sum())].astype(np.int32)
     order, there, start = by_token.sort(tokens, V)
@@ -357,7 +360,7 @@ def embeddings(cupy, rows: int) -> Iterator[Work]:
         return *planned, normal(cupy, rows, D), empty(cupy, V, D)
 
     def added(a):
-        dx = cupy.asnumpy(a[3])  # np.add.at is NumPy's own
+        dx = cupy.asnumpy(a[3])  # np.add.at does not take CuPy's arrays
         return [(4, cupy.asarray(reference.embed_backward(dx, (tokens, (V, D)))))]
 
     yield Work("embedding_forward", shape, size, looked_up, [forward(b) for b in (64, 128, 256, 512)],
@@ -366,7 +369,7 @@ def embeddings(cupy, rows: int) -> Iterator[Work]:
 
 
 def optimiser(cupy) -> Iterator[Work]:
-    """All parameters at once; "squares" with the "clip_factor" of its parts."""
+    """Yield the optimiser over all parameters; `squares` includes the `clip_factor` of its parts."""
     n, few = PARAMETERS, processors(cupy)
 
     def norm(block, grid):
@@ -387,7 +390,7 @@ def optimiser(cupy) -> Iterator[Work]:
 
     def state():
         p, g, m, v = (normal(cupy, n) for _ in range(4))
-        v = 1 + v * v  # so that no step is far above the others
+        v = 1 + v * v  # so that no step is much larger than the others
         step = np.array([rate, *(1 / (1 - beta**t) for beta in constants[:2])], np.float32)
         return p, g, m, v, cupy.full(2, 0.5, np.float32), cupy.asarray(step)
 
@@ -399,7 +402,7 @@ def optimiser(cupy) -> Iterator[Work]:
         for part, decay in ((slice(DECAYED), constants[-1]), (slice(DECAYED, n), 0.0)):
             p, g, m, v = (array[part] for array in a[:4])
             new, *moments = reference.adamw_step(p, 0.5 * g, m, v, t, rate, *constants[:3], decay)
-            step = new - p  # compared alone: the parameters would hide its errors
+            step = new - p  # compared without the parameters, which would hide its errors
             yield lambda after, part=part, p=p: after[0][part] - p, step
             for i, moment in zip((2, 3), moments, strict=True):
                 yield lambda after, part=part, i=i: after[i][part], moment
@@ -411,11 +414,11 @@ def optimiser(cupy) -> Iterator[Work]:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# whether it is right
+# correctness
 
 
 def errors(work: Work) -> list[float]:
-    """For each launch offered, how far what it writes is from the reference; ends the run if that is FAR."""
+    """Return the error of each offered launch against the reference; exit if an error exceeds FAR."""
     arguments, found = work.arrays(), []
     truth = list(work.truth(tuple(a.astype(np.float64) if a.dtype == np.float32 else a for a in arguments)))
     for block, grid, bind in work.offered:
@@ -425,8 +428,8 @@ def errors(work: Work) -> list[float]:
         found.append(max(distance(_written(place, after), wanted) for place, wanted in truth))
         if found[-1] > FAR:
             raise SystemExit(
-                f"{work.kernel}, {work.shape}, block {block}, grid {grid}: an error of {found[-1]:.1e} of the largest "
-                f"number, expected {FAR} at most"
+                f"{work.kernel}, {work.shape}, block {block}, grid {grid}: the error relative to the largest "
+                f"number is {found[-1]:.1e}, expected at most {FAR}"
             )
     return found
 
@@ -436,25 +439,25 @@ def _written(place, after):
 
 
 def distance(got, wanted) -> float:
-    """The largest difference, as a share of the largest number wanted; infinite if any number is not finite."""
+    """Return the largest difference relative to the largest expected number; infinite if a number is not finite."""
     off = abs(got - wanted)
     return float(off.max() / abs(wanted).max()) if np.isfinite(off).all() else math.inf
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# how long it takes
+# time
 
 
 class Graph:
-    """Launches captured once: `seconds()` is the time of one pass over them, launches of one set of arrays."""
+    """Capture launches once; `seconds()` returns the time of one pass over the launches of one set of arrays."""
 
     def __init__(self, cupy, sets: list[Launches], size: int):
-        self.cupy, self.sets = cupy, sets  # which keep their arrays alive
+        self.cupy, self.sets = cupy, sets  # the sets keep their arrays alive
         rounds = max(1, min(64, MOVED // (size * len(sets))))
         self.passes, self.stream = rounds * len(sets), cupy.cuda.Stream(non_blocking=True)
         cupy.cuda.Device().synchronize()
         with self.stream:
-            for launches in sets:  # each kernel once before: its code is loaded, and its errors show here
+            for launches in sets:  # run each kernel once first: its code is loaded, and errors appear here
                 for launch in launches:
                     launch()
             self.stream.synchronize()
@@ -476,7 +479,7 @@ class Graph:
 
 
 def copies(cupy, size: int, sets: int) -> Graph:
-    """The driver's copy of half of `size` bytes from one array to another."""
+    """Return the driver's copy of half of `size` bytes from one array to another."""
 
     def copy(n):
         source, target = normal(cupy, n), empty(cupy, n)
@@ -486,7 +489,7 @@ def copies(cupy, size: int, sets: int) -> Graph:
 
 
 def measure(cupy, work: Work, sweep: int, rounds: int) -> list[dict]:
-    """A row for each block, with the best grid of it; the best of all is measured in more rounds."""
+    """Return a row for each block with its best grid; the best row is measured again with more rounds."""
     away, sets = errors(work), max(1, min(8, TOGETHER // work.bytes))
     copy, arrays = copies(cupy, work.bytes, sets), [work.arrays() for _ in range(sets)]
     rows, best_bind = {}, None
@@ -504,7 +507,7 @@ def measure(cupy, work: Work, sweep: int, rounds: int) -> list[dict]:
 
 
 def compare(copy: Graph, kernel: Graph, work: Work, rounds: int) -> dict:
-    """Copy and kernel in turns."""
+    """Time copy and kernel alternately."""
     pairs = [(copy.seconds(), kernel.seconds()) for _ in range(rounds)]
     shares, took = [a / b for a, b in pairs], statistics.median(b for _, b in pairs)
     return {
@@ -520,9 +523,9 @@ def compare(copy: Graph, kernel: Graph, work: Work, rounds: int) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kernels", type=lambda text: text.split(","), help="only these, as NAME,NAME")
-    parser.add_argument("--quick", action="store_true", help="16 texts alone, and few rounds")
-    parser.add_argument("--out", type=Path, help="where the JSON goes, by default data/results")
+    parser.add_argument("--kernels", type=lambda text: text.split(","), help="only these kernels, as NAME,NAME")
+    parser.add_argument("--quick", action="store_true", help="only 16 texts, and few rounds")
+    parser.add_argument("--out", type=Path, help="folder for the JSON; default: data/results")
     options = parser.parse_args()
     import cupy
 

@@ -60,7 +60,7 @@ LICENCE = (
 )
 BOOKS = {"train": "books_core_train.txt.xz", "valid": "books_val.txt.xz"}
 TEXTS = "train", "choose", "held_out"
-# lzma: what suits text, letters of which the last four bits of the one before say something
+# lzma for text: the last four bits of a letter help to predict the next letter
 XZ = [dict(id=lzma.FILTER_LZMA2, preset=9 | lzma.PRESET_EXTREME, lc=4, lp=0, pb=0, dict_size=1 << 27)]
 
 CONTEXT = 512
@@ -69,8 +69,8 @@ SHAPES = {  # MB: vocabulary: width, query heads, key/value heads, layers
     6: {1024: (256, 4, 2, 8), 2048: (256, 4, 2, 7), 4096: (256, 4, 2, 6)},
     12: {1024: (384, 6, 2, 7), 2048: (384, 6, 2, 7), 4096: (384, 6, 2, 6)},
 }
-RATES = 2.4e-3, 1.2e-3, 4.8e-3  # the first for comparing vocabularies
-UNTRIED = dict(vocabulary=2048, rate=RATES[0], bits=np.inf)  # what is taken without a pilot
+RATES = 2.4e-3, 1.2e-3, 4.8e-3  # the first rate is used to compare vocabularies
+UNTRIED = dict(vocabulary=2048, rate=RATES[0], bits=np.inf)  # settings if there is no pilot
 PASSES = {3: 12, 6: 10, 12: 8}
 ROWS, WORTH = 64, 0.05
 ORDER, STRENGTHS = 5, (1.0, 3.0, 10.0, 30.0)
@@ -93,7 +93,7 @@ def settings(rate: float, steps: int) -> TrainConfig:
 
 
 def prepare(options):
-    """The texts as xz, and the largest tokenizer. Adds the number of tokens of each."""
+    """Write the texts as xz and the largest tokenizer; yield a row per text."""
     given, out = Path(os.environ["NANOEULER_DATA"]) / "books", options.folder
     out.mkdir(parents=True, exist_ok=True)
     texts = {name: lzma.decompress((given / file).read_bytes()).decode() for name, file in BOOKS.items()}
@@ -118,7 +118,7 @@ def tokenizer_of(options, vocabulary: int) -> Tokenizer:
 
 
 def shards_of(options, vocabulary: int) -> dict[str, shards.Shards]:
-    """The texts to learn from and to choose by as shards of a vocabulary, in the folder of the runs."""
+    """Return the texts `train` and `choose` as shards of a vocabulary, written into the folder of the runs."""
     found, tokenizer = {}, tokenizer_of(options, vocabulary)
     for name in TEXTS[:2]:
         out = options.runs / f"{name}-{vocabulary}"
@@ -133,16 +133,16 @@ def shards_of(options, vocabulary: int) -> dict[str, shards.Shards]:
 
 
 def xz(options):
-    """Bits per byte that xz needs for the held-out books, by themselves and behind the training text."""
+    """Yield xz's bits per byte for the held-out books, by themselves and after the training text."""
     train, held = text_of(options, "train"), text_of(options, "held_out")
     size, length = len(held.encode()), lambda text: len(lzma.compress(text.encode(), filters=XZ))
     yield dict(what="xz", bits_per_byte=round(8 * length(held) / size, 4))
     more = length(train + data.SEPARATOR + held) - (options.folder / "train.txt.xz").stat().st_size
-    yield dict(what="xz behind the training text", bits_per_byte=round(8 * more / size, 4))
+    yield dict(what="xz after the training text", bits_per_byte=round(8 * more / size, 4))
 
 
 def ngrams(options):
-    """Bits per byte of n-grams of tokens up to ORDER, in a model's windows; their strength is chosen on `choose`."""
+    """Yield the bits per byte of n-grams up to ORDER, in a model's windows; the strength is chosen on `choose`."""
     train, choosing, held = (text_of(options, name) for name in TEXTS)
     tokenizer = tokenizer_of(options, sorted(SHAPES[6])[1])
     counted = Ngrams(data.tokenize(train, tokenizer).ids, tokenizer.vocab_size, ORDER)
@@ -165,11 +165,11 @@ def ngrams(options):
                orders={order: round(bits(held, order), 4) for order in range(1, ORDER + 1)})  # fmt: skip
 
 
-# ---- On a card
+# ---- On a GPU
 
 
 def trained(options, size: int, vocabulary: int, rate: float, passes: float, run: Path, minutes=None, speed=None):
-    """Train one model for some passes into a run folder, or as long as some minutes at a speed; its row."""
+    """Train a model for `passes` passes, or for at most `minutes` at the speed `speed`; return its row."""
     parts, shape, took = shards_of(options, vocabulary), shape_of(size, vocabulary), time.perf_counter()
     steps = max(1, round(passes * parts["train"].tokens / (ROWS * CONTEXT)))
     if minutes and speed:
@@ -195,14 +195,14 @@ def trained(options, size: int, vocabulary: int, rate: float, passes: float, run
 
 
 def pilot(options):
-    """Each vocabulary of each size at one rate, then the best one at the other rates."""
+    """Train each vocabulary of each size at one learning rate, then the best vocabulary at the other rates."""
 
     def run(size, vocabulary, rate):
         folder = options.runs / f"pilot-{size}-{vocabulary}-{rate:g}"
         return dict(what="pilot") | trained(options, size, vocabulary, rate, 1, folder)
 
     for vocabulary in sorted({v for size in options.sizes for v in SHAPES[size]}):
-        shards_of(options, vocabulary)  # processes are begun before the card is in use
+        shards_of(options, vocabulary)  # starts processes, so it runs before the GPU is in use
     for size in options.sizes:
         rows = []
         for vocabulary in SHAPES[size]:
@@ -214,22 +214,22 @@ def pilot(options):
 
 
 def rows_of(*folders: Path) -> list[dict]:
-    """The rows that sections have left in these folders, each once."""
+    """Return the rows of all sections in these folders, each row once."""
     files = [file for folder in folders for file in sorted(folder.glob("rows-*.jsonl"))]
     return [json.loads(line) for line in dict.fromkeys(x for file in files for x in file.read_text().splitlines())]
 
 
 def training(options):
-    """A run of each size, by what the pilots found; leaves its export."""
+    """Train each size with the pilots' best settings, and write its exported checkpoint."""
     pilots, best_of = [row for row in rows_of(options.folder, options.out) if row["what"] == "pilot"], {}
     for size in options.sizes:
         of_size = [row for row in pilots if row["size"] == size] or [UNTRIED]
         best_of[size] = min(of_size, key=lambda row: row["bits"])
-        shards_of(options, best_of[size]["vocabulary"])  # before the card is in use
+        shards_of(options, best_of[size]["vocabulary"])  # before the GPU is in use
     for size, best in best_of.items():
         run, speed = options.runs / f"english-{size}", best.get("tokens_per_second")
         row = trained(options, size, best["vocabulary"], best["rate"], PASSES[size], run, options.minutes, speed)
-        # what a reader is told of it, and no more
+        # the facts that the shipped checkpoint contains
         books = shards_of(options, best["vocabulary"])["train"].documents
         info = dict(source=f"{books} books in English", licence=LICENCE, valid_bits_per_byte=row["bits"])
         exported = options.runs / "exported" / str(size)
@@ -241,7 +241,7 @@ def training(options):
 
 
 def measure(options):
-    """Bits per byte of each held-out book, of the float32 weights and of the int8 ones, and what each model writes."""
+    """Yield the bits per byte of each held-out book, with float32 and int8 weights, and samples of each model."""
     books = data.documents(text_of(options, "held_out"))
     for size in options.sizes:
         whole = checkpoint.load(options.runs / f"english-{size}")
@@ -267,23 +267,23 @@ def measure(options):
 
 
 def pairs(one, other):
-    """The matrices of two models of one shape."""
+    """Return the pairs of matrices of two models of the same shape."""
     return [(one.params[name], other.params[name]) for name in one.params if one.params[name].ndim == 2]
 
 
 def bits_of(model: GPT, tokenizer: Tokenizer, book: str) -> tuple[float, int]:
-    """The bits that a model needs for a book, every token scored once in windows that do not overlap; its bytes."""
+    """Return a model's bits for a book, and the book's bytes; non-overlapping windows score every token once."""
     tokens = data.tokenize(book, tokenizer)
     inputs, targets = data.validation_rows(tokens, model.config.context)
     nats = nats_of(model, ((inputs[i : i + 16], targets[i : i + 16]) for i in range(0, len(inputs), 16)))
     return nats / np.log(2), int(tokens.lengths[targets[targets >= 0]].sum())
 
 
-# ---- What came back
+# ---- The results
 
 
 def collect(options):
-    """data/results/english.json of all rows; the model of --ship into the package, by the rule if that is not given."""
+    """Write all rows into data/results/english.json, and the model of --ship (else the rule's) into the package."""
     rows = rows_of(options.folder, *options.sources)
     measured = sorted((row for row in rows if row["what"] == "measured"), key=lambda row: row["size"])
     shapes = {f"{size} MB, {v} tokens": shape_of(size, v).to_dict() for size in SHAPES for v in SHAPES[size]}
@@ -301,18 +301,18 @@ def collect(options):
         print(row["what"], row.get("bits_per_byte") or row["orders"][str(ORDER)])
     for row in measured:
         print(f"{row['size']} MB", *(f"{name} {row[name]['bits_per_byte']:.4f}" for name in ("float32", "int8")))
-    print("saved by twice the size:", *config["saved"])
+    print("saved by the next size:", *config["saved"])
 
 
 def saved(row: dict, larger: dict) -> dict:
-    """The share of a size's bits that a larger one saves, the mean over the books, and half its 95% interval."""
+    """Return the fraction of bits that the next size saves, as a mean over books, and half of its 95% interval."""
     share = 1 - np.divide(*(one["int8"]["books"] for one in (larger, row)))
     sizes = f"{row['size']} to {larger['size']} MB"
     return dict(sizes=sizes, share=round(float(share.mean()), 4), half_width=round(float(half_width(share)), 4))
 
 
 def worth(measured: list[dict]) -> int:
-    """The size that the rule ships."""
+    """Return the size that the rule ships."""
     for row, larger in pairwise(measured):
         if larger["int8"]["bits_per_byte"] > (1 - WORTH) * row["int8"]["bits_per_byte"]:
             return row["size"]
@@ -327,15 +327,15 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("sections", nargs="+", choices=[*SECTIONS, "collect"])
     parser.add_argument("--folder", type=Path, default=Path("work/english"))
     parser.add_argument("--runs", type=Path, default=Path("runs/english"))
-    parser.add_argument("--out", type=Path, help="of rows and exports (default: FOLDER)")
+    parser.add_argument("--out", type=Path, help="folder for rows and exports (default: FOLDER)")
     parser.add_argument("--from", dest="sources", type=Path, nargs="+", default=[])
     parser.add_argument("--sizes", type=int, nargs="+", default=[*SHAPES], choices=[*SHAPES])
     parser.add_argument("--device", default="gpu")
-    parser.add_argument("--minutes", type=float, default=2.5, help="of a run's steps, at most, by the pilot's speed")
-    parser.add_argument("--steps", type=int, help="of a run or a pilot, at most")
-    parser.add_argument("--tokens", type=int, default=200, help="of a sample")
+    parser.add_argument("--minutes", type=float, default=2.5, help="maximum time of a run, at the pilot's speed")
+    parser.add_argument("--steps", type=int, help="maximum number of steps of a run or a pilot")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens per sample")
     parser.add_argument("--ship", type=int, choices=[*SHAPES])
-    parser.add_argument("--machine", type=Path, help="JSON that says where it ran, if not here")
+    parser.add_argument("--machine", type=Path, help="JSON file with the machine of the run, if it was not this one")
     parser.add_argument("--package", type=Path, default=PRETRAINED)
     parser.add_argument("--results", type=Path, default=Path("data/results"))
     options = parser.parse_args(words)

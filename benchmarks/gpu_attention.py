@@ -36,7 +36,7 @@ Run = Callable[[], object]
 
 
 def contestants(torch, kind: str, B: int, T: int, heads: int, groups: int, C: int) -> tuple[dict[str, Run], dict]:
-    """What is timed, by name, and the first text's error of each."""
+    """Return {name: function to time}, and {name: relative error of the first text}."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(kind, torch.float32)
@@ -85,7 +85,7 @@ def as_cupy(tensor):
 
 
 def exact(torch, q, k, v):
-    """y and the log-sum-exp in float64."""
+    """Return y and the log-sum-exp in float64."""
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool, device="cuda").triu(1), -torch.inf)
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
@@ -140,7 +140,7 @@ def main() -> None:
     import torch
 
     gpu, rounds, rows = torch.cuda.get_device_name(), 3 if options.quick else ROUNDS, []
-    print(f"{gpu}, PyTorch {torch.__version__}; milliseconds (TFLOP/s), and the others' time over ours")
+    print(f"{gpu}, PyTorch {torch.__version__}; milliseconds (TFLOP/s), and each peer's time over ours")
     for case in CASES:
         row = measure(torch, case, rounds)
         kind, B, T, heads, groups, C = case

@@ -36,7 +36,7 @@ TOLERANCE = {torch.bfloat16: 6e-3, torch.float32: 2e-3}  # relative to the whole
 
 
 def array(tensor):
-    """The same memory for CuPy; bfloat16 as uint16."""
+    """Return a CuPy array of the same memory; bfloat16 becomes uint16."""
     import cupy
 
     tensor = tensor.detach()
@@ -48,7 +48,7 @@ def array(tensor):
 
 
 class Case:
-    """Random inputs of one shape, and what computes their gradients."""
+    """Hold random inputs of one shape and the functions that compute their gradients."""
 
     def __init__(self, B, H, G, T, C, dtype):
         self.sizes, self.dtype, self.scale = (B, H, G, T, C), dtype, 1 / math.sqrt(C)
@@ -97,7 +97,7 @@ class Case:
         return run
 
     def error(self, run):
-        """Of dq, dk and dv of the first two texts, the largest, relative to the whole in float64."""
+        """Return the largest relative error of dq, dk and dv in the first two texts, against float64."""
         B, H, G, T, C = self.sizes
         for written in (self.dqkv, self.delta, self.work):
             written.fill_(math.nan)
@@ -122,7 +122,7 @@ class Case:
 
 
 def compile_all(works):
-    """Bind every launch once, side by side: what NVRTC compiles is kept by the process."""
+    """Bind every launch once, in parallel; the process keeps the kernels that NVRTC compiles."""
     import cupy
 
     def bind(work):
@@ -156,7 +156,7 @@ def milliseconds(run, repeats=4):
 
 
 def measure(sizes, dtype, rounds):
-    """A row for each way to the gradients, all in turns."""
+    """Return a row for each implementation; the implementations are timed alternately."""
     case = Case(*sizes, dtype)
     ways = {"ours": case.ours(False), "ours, atomic": case.ours(True)}
     errors = {name: case.error(run) for name, run in ways.items()}
@@ -185,9 +185,9 @@ def measure(sizes, dtype, rounds):
     ]  # fmt: skip
 
 
-# ---- What the card counts
+# ---- Hardware counters
 
-# By the names under which they are kept, for a card and a moment like those of the times.
+# {name in the stored file: name for ncu}; the counters come from the same kind of GPU as the times.
 METRICS = {
     "microseconds": "gpu__time_duration.sum",
     "tensor_busy": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
@@ -199,7 +199,7 @@ UNITS = {"ns": 1e-3, "us": 1, "ms": 1e3, "%": 1, "inst": 1, "register/thread": 1
 
 
 def once(T: int) -> None:
-    """Each way one time, between the profiler's marks."""
+    """Run each implementation once between the profiler's start and stop."""
     import cupy
 
     case = Case(8 * 4096 // T, 12, 12, T, 64, torch.bfloat16)
@@ -219,7 +219,7 @@ def once(T: int) -> None:
 
 
 def counted(file: Path) -> list[dict]:
-    """A row for each kernel of ncu's CSV."""
+    """Return a row for each kernel in a CSV file of ncu."""
     lines = file.read_text().splitlines()
     names, units, *kernels = csv.reader(lines[next(i for i, x in enumerate(lines) if x.startswith('"ID"')) :])
     units, rows = dict(zip(names, units, strict=True)), []
@@ -238,7 +238,7 @@ def counted(file: Path) -> list[dict]:
 
 
 def way_of(kernel: str) -> str:
-    """The name under which a kernel's times are kept. The last number of ours says whether dq is added up."""
+    """Return the implementation to which a kernel belongs. The last number of our kernels shows if they add up dq."""
     name = kernel.split("(")[0].split("<")[0]
     for part, way in {
         "cudnn": "cuDNN",
@@ -252,7 +252,7 @@ def way_of(kernel: str) -> str:
         return "ours"
     if "attention_backward_keys" in name:
         return "ours, atomic" if kernel.split(">")[0].endswith("1") else "ours"
-    raise SystemExit(f"{name}: expected a kernel of attention's backward pass")
+    raise SystemExit(f"the kernel must belong to the backward pass of attention, got {name}")
 
 
 def take_counters(files: list[Path], folder: Path) -> None:
@@ -265,8 +265,8 @@ def take_counters(files: list[Path], folder: Path) -> None:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--once", type=int, metavar="T", help="each way one time at T positions, for a profiler")
-    parser.add_argument("--counters", type=Path, nargs="+", metavar="CSV", help="ncu's, named NAME_T.csv")
+    parser.add_argument("--once", type=int, metavar="T", help="run each implementation once at T positions")
+    parser.add_argument("--counters", type=Path, nargs="+", metavar="CSV", help="files of ncu, named NAME_T.csv")
     parser.add_argument("--out", type=Path, default=FOLDER)
     options = parser.parse_args()
     if options.once:

@@ -24,13 +24,13 @@ from tools.notebooks.results import FOLDER, save
 
 PRECISIONS = "bfloat16", "float32"
 START, TOKENS, ROUNDS = 300, 64, 9
-APART = {"bfloat16": 0.15, "float32": 1e-4}  # by how much of their size logits may differ from float32's
+APART = {"bfloat16": 0.15, "float32": 1e-4}  # largest relative distance of logits from float32 logits
 US, PEER = "NanoEuler", "PyTorch"
 Feed = Callable[[int], np.ndarray]
 
 
 class Contestant:
-    """A decoder that can go back to where it began: what was written behind is written again."""
+    """A decoder that can return to an earlier position; later tokens overwrite what follows it."""
 
     def __init__(self, decoder, feed: Feed):
         self.decoder, self.feed = decoder, feed
@@ -52,9 +52,10 @@ def contestants(config: ModelConfig, precision: str, where: str) -> dict[str, Co
 
 
 def agreeing(both: dict[str, Contestant], exact: Feed, tokens: np.ndarray, precision: str) -> dict[str, float]:
-    """Feed the tokens to both; how far their logits get from `exact`'s. AssertionError if that is too far.
+    """Feed the tokens to both; return how far their logits are from the logits of `exact`.
 
-    PyTorch's residual stream is bfloat16, too, where ours is float32: so each is compared with float32 alone.
+    AssertionError if the distance is too large. In bfloat16, PyTorch's residual stream is bfloat16 and ours is float32,
+    so each program is compared with float32 logits, and not with the other program.
     """
     worst = dict.fromkeys(both, 0.0)
     for token in tokens:
@@ -63,12 +64,14 @@ def agreeing(both: dict[str, Contestant], exact: Feed, tokens: np.ndarray, preci
             error = float(np.linalg.norm(one.feed(int(token)) - wanted) / np.linalg.norm(wanted))
             worst[name] = max(worst[name], error)
     for name, error in worst.items():
-        assert error < APART[precision], f"{name}: logits are {error:.1e} from float32's: not the same work"
+        assert error < APART[precision], (
+            f"{name}: logits must be within {APART[precision]:g} of float32 logits, got {error:.1e}"
+        )
     return worst
 
 
 def measure(config: ModelConfig, precision: str, start: int, rounds: int, where: str = "gpu") -> dict:
-    """The row of a precision: milliseconds of a token, and the peer's time over ours."""
+    """Return the row of a precision: milliseconds per token, and the peer's time over ours."""
     both = contestants(config, precision, where)
     exact = engine.GPT(config, model.init(config, 0, 0.05), where=where).decoder()
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, start)
@@ -94,13 +97,13 @@ def measure(config: ModelConfig, precision: str, start: int, rounds: int, where:
 
 
 def floor(config: ModelConfig, precision: str) -> float:
-    """Milliseconds in which the card copies half as many bytes as the weights that a token reads: as many move."""
+    """Return the milliseconds to read the weights of a token, at the bandwidth of a copy (bytes read plus written)."""
     import cupy
 
     c = config
     layer = c.dim * c.qkv_dim + c.heads * c.head_dim * c.dim + 3 * c.dim * c.ffn
     size = (c.layers * layer + c.dim * c.vocab_size) * (2 if precision == "bfloat16" else 4)
-    source = cupy.zeros(1 << 30, np.uint8)  # so large that no cache holds it
+    source = cupy.zeros(1 << 30, np.uint8)  # too large for any cache
     target, times = cupy.empty_like(source), []
     for _ in range(5):
         first, last = cupy.cuda.Event(), cupy.cuda.Event()
@@ -120,7 +123,7 @@ def main() -> None:
     import torch
 
     gpu, rounds, rows = torch.cuda.get_device_name(), 3 if options.quick else ROUNDS, []
-    print(f"{gpu}, PyTorch {torch.__version__}; base, one text: milliseconds a token from position {START} on")
+    print(f"{gpu}, PyTorch {torch.__version__}; base, one text: milliseconds per token from position {START} on")
     for precision in PRECISIONS:
         row = measure(preset("base"), precision, START, rounds)
         row["floor"] = round(floor(preset("base"), precision), 4)

@@ -67,7 +67,7 @@ __device__ __forceinline__ void write_one(float* p, float v) { *p = v; }
 __device__ __forceinline__ void write_one(__nv_bfloat16* p, float v) { *p = __float2bfloat16(v); }
 
 // packed: [texts T, (H + 2 G) C], at each position the heads side by side; q: [texts, H, T, C]; k, v: [texts, G, T, C].
-// From packed to q, k and v, with JOIN the other way. A thread has 16 bytes; `pieces` of them are all.
+// Copy packed to q, k and v; with JOIN, copy q, k and v to packed. Each of `pieces` threads copies 16 bytes.
 template <class Number, bool JOIN>
 __global__ void heads(Number* packed, Number* q, Number* k, Number* v, int pieces, int T, int H, int G, int C) {
   int id = blockIdx.x * blockDim.x + threadIdx.x, each = C * (int)sizeof(Number) / 16, beside = H + 2 * G;
@@ -81,7 +81,7 @@ __global__ void heads(Number* packed, Number* q, Number* k, Number* v, int piece
   else *apart = *together;
 }
 
-// Columns i to i + 3 of a row of T; what lies behind column `last` is not read.
+// Return columns i to i + 3 of a row of T; columns after `last` are not read and become `future`.
 template <class Number>
 __device__ __forceinline__ float4 past_of(const Number* row, int i, int T, int last, float future) {
   float x[4] = {future, future, future, future};
@@ -108,8 +108,8 @@ template <class Number> __device__ __forceinline__ void write_some(Number* row, 
     if (i + j < T) write_one(row + i + j, x[j]);
 }
 
-// p = softmax(p) of each row's past, 0 in its future. p: [rows, T], row r at position r % T. A warp has a row, KEEP
-// fours of it in each lane.
+// p = softmax(p) for the past of each row, and 0 for its future. p: [rows, T]; row r is at position r % T. A warp has
+// one row, and each lane keeps KEEP groups of four numbers.
 template <class Number, int KEEP>
 __global__ void __launch_bounds__(256) softmax(Number* p, int rows, int T) {
   if (T > 128 * KEEP) __trap();  // a row is wider than the warp can keep
@@ -137,7 +137,8 @@ __global__ void __launch_bounds__(256) softmax(Number* p, int rows, int T) {
                make_float4(e[k].x * share, e[k].y * share, e[k].z * share, e[k].w * share));
 }
 
-// d = p (d - sum(p d)) in each row's past, 0 in its future: from the gradient of p to that of what softmax took.
+// d = p (d - sum(p d)) for the past of each row, and 0 for its future. The gradient of p becomes the gradient of the
+// scores.
 template <class Number, int KEEP>
 __global__ void __launch_bounds__(256) softmax_back(Number* d, const Number* p, int rows, int T) {
   if (T > 128 * KEEP) __trap();  // a row is wider than the warp can keep
@@ -163,18 +164,18 @@ __global__ void __launch_bounds__(256) softmax_back(Number* d, const Number* p, 
 
 
 class Plain(program.Program):
-    """The engine's composites, but for attention, whose T x T matrices stand in memory.
+    """Replace the engine's attention by attention with T x T matrices in memory; the rest is unchanged.
 
-    A group's H / G heads lie behind one another, [B G, (H / G) T, C] for queries: so one product serves the group, and
-    a sum over its rows is one over its heads, too.
+    The H / G heads of a group follow one another: queries are [B G, (H / G) T, C]. So one product serves the whole
+    group, and a sum over the rows of a group is also a sum over its heads.
     """
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
-        self.probabilities, self.shared = {}, {}  # of each layer; what all layers use in turn
+        self.probabilities, self.shared = {}, {}  # one array per layer; arrays that all layers use in turn
 
     def attention(self, y, probs, lse, qkv, config):
-        """y = softmax(q k^T / sqrt(C) + mask) v per head. y: [N, HC]; qkv: [N, (H+2G)C]; lse, [B, H, T]: its shape."""
+        """Compute y = softmax(q k^T / sqrt(C) + mask) v per head. y: [N, HC]; qkv: [N, (H+2G)C]; lse: [B, H, T]."""
         p, of = self._probabilities(lse, qkv), self._shared(lse, qkv)
         self._heads("attention", "false", qkv, of.q, of.k, of.v)
         self._batched("attention", p, of.q, of.k, transpose_b=True, alpha=1 / math.sqrt(config.head_dim))
@@ -183,7 +184,7 @@ class Plain(program.Program):
         self._heads("attention", "true", y, of.o)
 
     def attention_back(self, dqkv, dy, y, probs, lse, qkv, config, *, rope):
-        """dqkv of `attention` and of RoPE before it."""
+        """Compute dqkv, backward through `attention` and the RoPE before it."""
         p, of, scale = self._probabilities(lse, qkv), self._shared(lse, qkv), 1 / math.sqrt(config.head_dim)
         self._heads("attention_back", "false", qkv, of.q, of.k, of.v)
         self._heads("attention_back", "false", dy, of.o)
@@ -201,12 +202,12 @@ class Plain(program.Program):
     # ---- memory
 
     def _sizes(self, lse):
-        """Products at a time; rows of each; positions."""
+        """Return the number of products per launch, the rows of each product, and the positions."""
         B, H, T = lse.shape
         return B * self.config.kv_heads, H // self.config.kv_heads * T, T
 
     def _probabilities(self, lse, qkv):
-        """[B G, (H / G) T, T], of the layer whose `qkv` this is."""
+        """Return the probabilities [B G, (H / G) T, T] of the layer to which `qkv` belongs."""
         key = flash._address(qkv), lse.shape
         if key not in self.probabilities:
             self.probabilities[key] = cuda.array_module(self.where).empty(self._sizes(lse), qkv.dtype)
@@ -225,7 +226,7 @@ class Plain(program.Program):
     # ---- launches
 
     def _heads(self, composite, join, packed, q, k=None, v=None):
-        """Heads of `packed` [N, ...] apart, or with `join` "true" back; without k and v all are in q."""
+        """Copy the heads of `packed` [N, ...] to q, k, v, or back if `join` is "true"; without k and v, to q only."""
         C, T = self.config.head_dim, q.shape[1] * self.config.kv_heads // self.config.heads
         groups = 0 if k is None else self.config.kv_heads
         pieces = packed.nbytes // 16
@@ -233,11 +234,11 @@ class Plain(program.Program):
         self._kernel(composite, f"heads<{self.number}, {join}>", -(-pieces // THREADS), arguments, 2 * packed.nbytes)
 
     def _rows(self, composite, kernel, *matrices):
-        """softmax or its backward pass, on rows of the first of some matrices [B G, (H / G) T, T]."""
+        """Launch softmax or its backward pass on the rows of the first of the matrices [B G, (H / G) T, T]."""
         *sizes, T = matrices[0].shape
         rows = math.prod(sizes)
         name = f"{kernel}<{self.number}, {_keep(T)}>"
-        moved = (len(matrices) + 2) * matrices[0].nbytes // 2  # reads the past alone
+        moved = (len(matrices) + 2) * matrices[0].nbytes // 2  # only the past is read
         self._kernel(composite, name, -(-rows * 32 // THREADS), (*matrices, rows, T), moved)
 
     def _kernel(self, composite, name, grid, arguments, moved):
@@ -251,12 +252,12 @@ class Plain(program.Program):
 
 
 def _keep(T: int) -> int:
-    """Fours of a row of T that each lane keeps."""
+    """Return how many groups of four numbers of a row of T each lane keeps."""
     return -(-T // 128)
 
 
 def _kernels(number: str, context: int) -> tuple[str, ...]:
-    """The instances for texts of up to `context` positions."""
+    """Return the kernel instances for texts of up to `context` positions."""
     heads = [f"heads<{number}, {join}>" for join in ("false", "true")]
     widths = range(1, _keep(context) + 1)
     return *heads, *(f"{name}<{number}, {k}>" for name in ("softmax", "softmax_back") for k in widths)
@@ -268,7 +269,7 @@ def _module(source: str, instantiate: tuple[str, ...], where: str, checked: bool
 
 
 class Batched:
-    """A launch of c = alpha op(a) op(b) for many matrices of the same shape, row-major, without gaps between them.
+    """Launch c = alpha op(a) op(b) for many matrices of the same shape, row-major, without gaps between them.
 
     c: [S, M, N]; a: [S, M, K], with transpose_a [S, K, M]; b: [S, K, N], with transpose_b [S, N, K]; all float32 or all
     bfloat16 (uint16). Sums are float32.
@@ -282,11 +283,11 @@ class Batched:
         K = a.shape[1 if transpose_a else 2]
         self.sizes = M, N, K
         wanted = (S, K, M) if transpose_a else (S, M, K), (S, N, K) if transpose_b else (S, K, N)
-        assert (a.shape, b.shape) == wanted, f"c {c.shape}: expected a, b {wanted}, got {a.shape}, {b.shape}"
+        assert (a.shape, b.shape) == wanted, f"for c {c.shape}, a and b must be {wanted}, got {a.shape} and {b.shape}"
 
     @functools.cached_property
     def _launch(self):
-        return self._on_cpu if isinstance(self.c, np.ndarray) else self._on_card()
+        return self._on_cpu if isinstance(self.c, np.ndarray) else self._on_gpu()
 
     def __call__(self) -> None:
         self._launch()
@@ -298,10 +299,10 @@ class Batched:
         found = self.factors[0] * (a @ b)
         self.c[...] = to_bfloat16(found) if half else found
 
-    def _on_card(self):
-        """cuBLAS has matrices by columns: what lies in memory as x is x^T there, and c^T = op(b)^T op(a)^T.
+    def _on_gpu(self):
+        """Return the cuBLAS call. cuBLAS stores matrices by columns, so it sees x as x^T, and c^T = op(b)^T op(a)^T.
 
-        So b comes first, N before M, and each operand is transposed there where it is here.
+        So b comes before a, and N before M. An operand is transposed for cuBLAS if it is transposed here.
         """
         import cupy
         from cupy_backends.cuda.libs import cublas
@@ -317,13 +318,13 @@ class Batched:
 
 
 def one_by_one(launches: program.Launches) -> None:
-    """In the place of `program.run`: no graph."""
+    """Run the launches one after another, instead of a graph as in `program.run`."""
     for entry in launches:
         entry.launch()
 
 
 def model_of(name: str, config: ModelConfig, precision: str, where: str) -> engine.GPT:
-    """A fresh model of the engine, of PLAIN with the other attention."""
+    """Return a fresh model of the engine; PLAIN replaces its attention."""
     made = engine.GPT(config, precision=precision, where=where)
     if name == PLAIN:
         made.program = Plain(config, precision, where)
@@ -331,15 +332,16 @@ def model_of(name: str, config: ModelConfig, precision: str, where: str) -> engi
 
 
 def contestant(name: str, config: ModelConfig, precision: str, rows: int, where: str) -> Take:
-    """A function that takes step 0, 1, ... on a batch and returns the loss before it; of FLASH, PLAIN or GRAPH."""
+    """Return a function that takes a step on a batch and returns the loss before it. name: FLASH, PLAIN or GRAPH."""
     made = model_of(name, config, precision, where)
     return stepping(made, rows, micro=rows, run=program.run if name == GRAPH else one_by_one)
 
 
 def gradients_apart(config: ModelConfig, precision: str, where: str) -> float:
-    """By how much of their length PLAIN's first gradients of q's, k's and v's weights differ from FLASH's, at most.
+    """Return the largest relative difference between the first gradients of PLAIN and FLASH, for the q, k, v weights.
 
-    A fresh model's losses hardly depend on its attention. AssertionError where the precision does not explain it.
+    (The losses of a fresh model hardly depend on its attention.) Raises AssertionError if the precision does not
+    explain the difference.
     """
     grads = []
     for name in (FLASH, PLAIN):
@@ -351,13 +353,13 @@ def gradients_apart(config: ModelConfig, precision: str, where: str) -> float:
         ours, others = (np.split(found[f"layers.{i}.qkv"], cuts, axis=1) for found in grads)
         for name, a, b in zip("qkv", ours, others, strict=True):
             apart = float(np.linalg.norm(a - b) / np.linalg.norm(a))
-            assert apart < GRADIENTS[precision], f"layer {i}: gradients of {name} are {apart:.2g} apart"
+            assert apart < GRADIENTS[precision], f"layer {i}: gradients of {name} differ by {apart:.2g}"
             worst = max(worst, apart)
     return worst
 
 
 def measure(config: ModelConfig, precision: str, rows: int, rounds: int, where: str = "gpu") -> dict:
-    """The row of a case: seconds of a step by contestant, and each one's time over FLASH's, round by round."""
+    """Return the row of a case: milliseconds per step of each contestant, and ratios to FLASH in each round."""
     apart = gradients_apart(config, precision, where)
     contestants = {name: contestant(name, config, precision, rows, where) for name in (FLASH, PLAIN, GRAPH)}
     batches = [batch(config, rows, number) for number in range(AGREE + STEPS)]
@@ -388,9 +390,9 @@ def main() -> None:
         return print(remembered(lambda: contestant(name, base, PRECISION, rows, "gpu"), rows))
     import cupy
 
-    card = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    gpu = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     rounds, rows = 2 if options.quick else ROUNDS, []
-    print(f"{card}; a step of base: milliseconds, GiB, and the others' time over {FLASH}'s")
+    print(f"{gpu}; a step of base: milliseconds, GiB, and times over the time of {FLASH}")
     for texts in CASES if options.case is None else [CASES[options.case]]:
         row = measure(base, PRECISION, texts, rounds)
         cupy.get_default_memory_pool().free_all_blocks()
@@ -404,7 +406,7 @@ def main() -> None:
         rows.append(row)
         if not options.quick:
             name = "gpu_flash_step" if options.case is None else f"gpu_flash_step_{options.case}"
-            save(name, {"gpu": card, "steps": STEPS, "rounds": rounds}, rows, options.out)
+            save(name, {"gpu": gpu, "steps": STEPS, "rounds": rounds}, rows, options.out)
 
 
 if __name__ == "__main__":

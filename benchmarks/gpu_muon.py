@@ -42,11 +42,11 @@ STARTS = {
     "adamw": [(1.5e-3, 0.2), (3e-3, 0.2), (6e-3, 0.2)],
 }  # fmt: skip
 MEANS = 0.99, 0.995, 0.998
-HERE = "move", "momentum"  # what a recipe has beside the names of `TrainConfig`
+HERE = "move", "momentum"  # settings of a recipe that are not in `TrainConfig`
 
 
 def set_muon(move: float = 0.2, momentum: float = 0.95) -> None:
-    """What the launches are made with from now on."""
+    """Set Muon's constants for all launches that are recorded from now on."""
     program.MOVE, optim.MUON_BETA = move, momentum
 
 
@@ -59,7 +59,7 @@ def base(options, note):
 
 
 class Tiny:
-    """Tiny Shakespeare, its tokenizer, and what a recipe gives on it."""
+    """Hold tiny Shakespeare and its tokenizer, and run recipes on it."""
 
     def __init__(self, text: str, shape: ModelConfig, steps: int, where: str, note: Callable):
         self.shape, self.steps, self.where, self.note = shape, steps, where, note
@@ -67,7 +67,7 @@ class Tiny:
         self.tokenizer = Tokenizer.train(self.parts[0], shape.vocab_size)
 
     def run(self, seed: int, part: str, **recipe) -> float:
-        """Train once, note a row of it and return the last bits per byte."""
+        """Train once, store a row and return the final bits per byte."""
         began = time.perf_counter()
         set_muon(**{name: recipe[name] for name in HERE if name in recipe})
         own = {name: value for name, value in recipe.items() if name not in HERE}
@@ -95,7 +95,7 @@ class Tiny:
         return bits[config.steps]
 
     def search(self, optimizer: str) -> tuple[dict, dict]:
-        """The best start, and what the changes made of it."""
+        """Return the best start, and the recipe after all changes that lowered the loss."""
         starts = [dict(optimizer=optimizer, rate=rate, move=move) for rate, move in STARTS[optimizer]]
         best, at = min((self.run(SEARCH, "start", **start), i) for i, start in enumerate(starts))
         start = recipe = starts[at]
@@ -116,7 +116,7 @@ class Tiny:
 
 
 def without(recipe: dict, start: dict) -> dict[str, dict]:
-    """The recipe without each of its changes, by the change's name."""
+    """Return the recipe without each of its changes, by the name of the change."""
     changed = [name for name, value in recipe.items() if value != start.get(name) and name != "steps"]
     less = {name: {k: v for k, v in recipe.items() if k != name} for name in changed}
     for name, other in less.items():
@@ -143,7 +143,7 @@ def tiny(options, note):
 
 
 def collect(options):
-    """data/results/muon.json of a folder: config.json and the rows that the sections left."""
+    """Write data/results/muon.json from a folder with config.json and the rows of all sections."""
     folder, rows = Path(options.source), []
     for file in sorted(folder.glob("**/rows-*.jsonl")):
         rows += [json.loads(line) for line in file.read_text().splitlines()]

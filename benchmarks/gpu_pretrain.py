@@ -42,7 +42,7 @@ from nanoeuler_lib.training import checkpoint, datasets, sft, train
 from tools.notebooks.results import FOLDER, save
 
 RATES = [3e-4, 6e-4, 1.2e-3, 2.4e-3, 4.8e-3]
-STEPS, ROWS, EVERY = 1000, 16, 20  # steps; texts of a batch; steps whose mean loss is kept
+STEPS, ROWS, EVERY = 1000, 16, 20  # steps; texts per batch; steps per stored mean of the loss
 WINDOWS, HALF = 2000, 50
 PROMPTS = ["Alessandro eat a", "It was a dark and", "The city of Königsberg", "The cat", ""]
 PEOPLE = """doctor nurse teacher engineer secretary professor farmer soldier cook king servant student lawyer judge
@@ -50,14 +50,14 @@ PEOPLE = """doctor nurse teacher engineer secretary professor farmer soldier coo
 
 
 def dataset_of(options, config):
-    """The shards of the options, and what a run of them begins with."""
+    """Return the dataset of the options, and the state with which a run on it begins."""
     parts = shards.Shards(options.data), [shards.Shards(one) for one in options.valid]
     found = train.fresh(Path("."), preset(options.preset), config, parts[0].tokenizer, {"workers": 1})
     return datasets.ShardDataset(*parts, found), found
 
 
 def curve(losses: list[float]) -> list[float]:
-    """Means of EVERY losses each."""
+    """Return the means of EVERY losses each."""
     return [round(float(np.mean(losses[i : i + EVERY])), 4) for i in range(0, len(losses), EVERY)]
 
 
@@ -70,7 +70,7 @@ def settings(rate: float, steps: int) -> TrainConfig:
 
 
 def ours(dataset, found, config, where, precision):
-    """NanoEuler's losses, of all heads together, and its model after the last step."""
+    """Return NanoEuler's losses, over all heads, and its model after the last step."""
     made = engine.GPT(found.model.config, found.model.params, precision=precision, where=where)
     take, losses = engine.Step(made, engine.AdamW(made.config, config, where), config, config.batch), []
     for step in range(config.steps):
@@ -79,7 +79,7 @@ def ours(dataset, found, config, where, precision):
 
 
 def theirs(dataset, found, config, where, precision):
-    """PyTorch's, and a model of NanoEuler's with its weights after the last step."""
+    """Return PyTorch's losses, and a NanoEuler model with PyTorch's weights after the last step."""
     from benchmarks.torch_peer import Trainer
 
     shape, losses = found.model.config, []
@@ -90,7 +90,7 @@ def theirs(dataset, found, config, where, precision):
 
 
 def trial(options, config: TrainConfig, way) -> dict:
-    """Train on the options' shards, `ours` or `theirs`: the losses, the bits per byte of each set, the seconds."""
+    """Train on the options' shards by `ours` or `theirs`; return losses, bits per byte of each set, and seconds."""
     began = time.perf_counter()
     dataset, found = dataset_of(options, config)
     losses, made = way(dataset, found, config, where_of(options), options.precision)
@@ -130,7 +130,7 @@ def known(options):
             of_each = made.losses(inputs, targets[..., 0]).sum(axis=1, dtype=np.float64)
             nats += of_each.tolist()
         bits = np.array(nats) / np.log(2) / HALF
-        for side, name in ((starts < options.border, "before"), (starts >= options.border, "behind")):
+        for side, name in ((starts < options.border, "before"), (starts >= options.border, "after")):
             if side.any():
                 yield dict(what="known", set=part.name, border=options.border, side=name, windows=int(side.sum()),
                            same=int(same[side].sum()), bits_per_token=round(float(bits[side].mean()), 4))  # fmt: skip
@@ -174,7 +174,7 @@ def replies(options):
             faults[wrong or "none"] += 1
             tokens += len(found.tokenizer.encode(reply))
             said.append(dict(prompt=prompt, reply=reply, wrong=wrong, people=len(wanted)))
-        shown = sorted(said, key=lambda one: one["wrong"] is None)[:20]  # `collect` leaves prompts out
+        shown = sorted(said, key=lambda one: one["wrong"] is None)[:20]  # `collect` omits the prompts
         yield dict(what="replies", run=Path(options.run).name, template=template, how=name, **how, count=len(chosen),
                    faults=dict(faults), tokens=tokens, seconds=round(time.perf_counter() - began, 2),
                    median_bytes=[float(np.median([len(one["reply"].encode()) for one in said])),
@@ -182,7 +182,7 @@ def replies(options):
 
 
 def squeezed(options):
-    """Bits per byte of each set's text, shortened as a whole and by itself."""
+    """Yield the bits per byte of each set's text, compressed as a whole and by itself."""
     texts = {Path(one).stem: Path(one).read_bytes() for one in options.valid}
     for who, shorten in (("zlib", zlib.compress), ("bzip2", bz2.compress), ("xz", lzma.compress)):
         bits = {name: round(8 * len(shorten(text)) / len(text), 4) for name, text in texts.items()}
@@ -190,7 +190,7 @@ def squeezed(options):
 
 
 def run_row(file: Path) -> dict:
-    """What is kept of a run's log R.log.jsonl, with R.run.json beside it: its loss in 400 means, all else as it is."""
+    """Return a row from a run's log R.log.jsonl and R.run.json: 400 means of the loss, the rest unchanged."""
     log = [json.loads(line) for line in file.read_text().splitlines()]
     steps = [entry for entry in log if "loss" in entry]
     part = max(1, len(steps) // 400)
@@ -209,14 +209,14 @@ def run_row(file: Path) -> dict:
 
 
 def collect(options):
-    """data/results/ch32.json of a folder: config.json, the rows that the sections left, and of each run its files.
+    """Write data/results/ch32.json from a folder: its config.json, the rows of the sections, and the files of each run.
 
-    config.json says what was run and on which machine; run R has R.log.jsonl and R.run.json.
+    config.json contains the commands and the machine; run R has R.log.jsonl and R.run.json.
     """
     folder, rows = Path(options.source), []
     for file in sorted(folder.glob("**/rows*.jsonl")):
         rows += [json.loads(line) for line in file.read_text().splitlines()]
-    for row in rows:  # other people's words stay out
+    for row in rows:  # the prompts are other people's texts
         if "shown" in row:
             row["shown"] = [{"reply": one["reply"], "wrong": one["wrong"]} for one in row["shown"]]
     rows += [run_row(file) for file in sorted(folder.glob("**/*.log.jsonl"))]
@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--windows", type=int, default=WINDOWS)
-    parser.add_argument("--border", type=int, default=0, help="the token where another corpus begins")
+    parser.add_argument("--border", type=int, default=0, help="the token at which the second corpus begins")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--valid-fraction", type=float, default=0.1)
     parser.add_argument("--out", type=Path, default=Path("."))

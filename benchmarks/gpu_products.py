@@ -19,11 +19,11 @@ from nanoeuler_lib.config import preset
 from nanoeuler_lib.cuda import blas
 
 GAIN = 0.02
-ROUNDS, TIMES = 7, 5  # rounds over all algorithms of a product, launches in each
+ROUNDS, TIMES = 7, 5  # rounds over all algorithms of a product, and launches per round
 
 
 def milliseconds(launch) -> float:
-    """Of one launch, the mean of TIMES on the GPU's clock."""
+    """Return the milliseconds of a launch: the mean of TIMES launches by the GPU's clock."""
     import cupy
 
     first, last = cupy.cuda.Event(), cupy.cuda.Event()
@@ -36,7 +36,7 @@ def milliseconds(launch) -> float:
 
 
 def fastest(algorithms) -> tuple[int, list[float]]:
-    """The index of the one to take, and the median milliseconds of all, in turns."""
+    """Return the index of the algorithm to use, and the median milliseconds of all; the algorithms alternate."""
     rounds = [[milliseconds(launch) for launch in algorithms] for _ in range(ROUNDS + 1)][1:]
     median = [statistics.median(times) for times in zip(*rounds, strict=True)]
     best = min(range(len(median)), key=median.__getitem__)
@@ -44,7 +44,7 @@ def fastest(algorithms) -> tuple[int, list[float]]:
 
 
 def products(precision: str, rows: int) -> dict[str, list]:
-    """The products of a step, whose arrays hold its numbers: by what they are, the product and how many there are."""
+    """Return {text: [product, count]} for the products of a step, on the step's own arrays."""
     config = preset("base")
     model = engine.GPT(config, precision=precision, where="gpu")
     step = engine.Step(model, engine.AdamW(config, SETTINGS, "gpu"), SETTINGS, rows)
@@ -60,7 +60,9 @@ def products(precision: str, rows: int) -> dict[str, list]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=blas.CHOSEN, help="by default the library's table")
+    parser.add_argument(
+        "--out", type=Path, default=blas.CHOSEN, help="file for the table; default: the library's table"
+    )
     options = parser.parse_args()
     import cupy
 
@@ -74,7 +76,7 @@ def main() -> None:
             if index:
                 chosen[name] = index
             print(f"{count:3} x {name:60} first {median[0]:.4f} ms, best {median[index]:.4f} ({index})")
-        print(f"{precision} {rows}: {saved:.2f} ms of a step saved", flush=True)
+        print(f"{precision} {rows}: a step takes {saved:.2f} ms less", flush=True)
         cupy.get_default_memory_pool().free_all_blocks()
     table = json.loads(blas.CHOSEN.read_text("utf-8"))
     table[library.card] = {"cublaslt": library.version, "fastest": dict(sorted(chosen.items()))}

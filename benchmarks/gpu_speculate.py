@@ -29,14 +29,14 @@ WAYS = {"greedy": dict(temperature=0.0), "sampled": dict(temperature=0.8, top_p=
 
 
 def windows(shards: Shards, count: int) -> list[list[int]]:
-    """Tokens from places that a generator draws."""
+    """Return windows of tokens at random positions."""
     rng = np.random.default_rng(0)
     starts = rng.integers(0, shards.tokens - WINDOW, count)
     return [shards.read(int(at), int(at) + WINDOW).astype(int).tolist() for at in starts]
 
 
 def continued(model: engine.GPT, ids: list[int], propose: int, tokens: int, how: dict) -> tuple:
-    """The tokens, the seconds of one behind the first ROUNDS rounds, and how many a round gave there."""
+    """Return the tokens; and, after the first ROUNDS rounds, the seconds per token and the tokens per round."""
     found, counts, times = [], [], []
     for new in rounds(model, ids, np.random.default_rng(0), propose, **how):
         found += new
@@ -49,7 +49,7 @@ def continued(model: engine.GPT, ids: list[int], propose: int, tokens: int, how:
 
 
 def measure(model: engine.GPT, prompts: list[list[int]], tokens: int) -> list[dict]:
-    """The rows. Prompts are continued in turn by every number of proposals."""
+    """Return the rows; each prompt is continued with every number of draft tokens before the next prompt."""
     rows = []
     for name, how in WAYS.items():
         taken = [[continued(model, ids, n, tokens, how) for n in range(model.config.predict)] for ids in prompts]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.large measure --out FOLDER               # a step of each model against torch.compile
     python -m benchmarks.large runs --data million --out FOLDER   # three runs, on the shards of benchmarks.million
-    python -m benchmarks.large runs --data million --out FOLDER --cards 4     # the same on four GPUs
+    python -m benchmarks.large runs --data million --out FOLDER --gpus 4      # the same on four GPUs
     python -m benchmarks.large collect --from FOLDER              # data/results/large.json
 
 The runs are `base` and `large` for one pass over the text, and `base` for as much time as `large` took, according to
@@ -38,7 +38,7 @@ SETTINGS = "--warmup 5Mtok --valid-every 10Mtok --sample-every 0 --save-every 50
 
 
 def measure(rounds: int, where: str = "gpu", precision: str = PRECISION) -> Iterator[dict]:
-    """Milliseconds, tokens a second and, on a card, memory of a step of each model, ours and torch.compile's."""
+    """Yield a row per model: time, tokens per second and, on a GPU, memory of a step, ours and torch.compile's."""
     for name in NAMES:
         row = dict(
             what="step",
@@ -47,7 +47,7 @@ def measure(rounds: int, where: str = "gpu", precision: str = PRECISION) -> Iter
             **gpu_step.measure(preset(name), precision, ROWS, rounds, where),
         )
         if where == "gpu":
-            free()  # so that each memory is that of a process alone
+            free()  # memory is measured in new processes, which need the GPU for themselves
             who = gpu_step.US, gpu_step.PEER
             row["gib"] = {one: round(gpu_step.peak_gib("benchmarks.large", one, name), 2) for one in who}
         yield row
@@ -65,11 +65,11 @@ def free() -> None:
 
 
 def runs(parts: Parts, source: Path, cards: int, device: str, shape: str = "", settings: str = SETTINGS) -> None:
-    """The three runs, each to its end. shape: of the models, in place of the presets'."""
+    """Make the three runs. shape: the shape of both models, instead of the presets'."""
     names = dict(data=source / "train", one=source / "books_val", two=source / "web_val")
     data, context = Shards(names["data"]), preset("base").context
     together = f"--cards {cards} --accumulate {cards}" if cards > 1 else ""
-    once = int(data.tokens // (ROWS * context))  # steps of a pass
+    once = int(data.tokens // (ROWS * context))  # steps per pass
 
     def run(name: str, of: str, steps: int) -> float:
         rate = RATE * preset("base").dim / preset(of).dim
@@ -83,7 +83,7 @@ def runs(parts: Parts, source: Path, cards: int, device: str, shape: str = "", s
 
 
 def size(name: str) -> int:
-    """Parameters of a preset."""
+    """Return the number of parameters of a preset."""
     return sum(math.prod(shape) for shape in parameter_shapes(preset(name)).values())
 
 
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("million"))
     parser.add_argument("--from", dest="source", type=Path)
     parser.add_argument("--out", type=Path, default=Path("large"))
-    parser.add_argument("--cards", type=int, default=1)
+    parser.add_argument("--gpus", "--cards", dest="cards", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=gpu_step.ROUNDS)
     parser.add_argument("--limit", type=float, metavar="SECONDS")
     parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)

@@ -36,14 +36,14 @@ TRAIN = (
     "--preset base --batch 64 --steps 300Mtok --warmup 10Mtok --valid-every 10Mtok --sample-every 50Mtok "
     "--save-every 50Mtok --rate 0.0006"
 )
-RENEWED = "wall", "part", "known", "he or she", "sample", "cloze"  # rows that this run has, beside its own
+RENEWED = "wall", "part", "known", "he or she", "sample", "cloze"  # rows that a new run replaces
 
 
 class Parts:
-    """The parts of the run in a folder, each done once; `took` has a line of JSON for each attempt.
+    """Run the parts of the run in a folder, each once; the file `took` gets a line of JSON for each attempt.
 
-    limit: seconds from now on after which a part is stopped, as by SIGTERM; it has GRACE seconds to save, then GRACE to
-    end, then it is killed.
+    limit: after this many seconds, a part is stopped as by SIGTERM. It then has GRACE seconds to save its state and
+    GRACE seconds to exit, and is killed afterwards.
     """
 
     def __init__(self, out: Path, limit: float | None = None):
@@ -52,13 +52,13 @@ class Parts:
         out.mkdir(parents=True, exist_ok=True)
 
     def call(self, what: str, module: str, words: str, **names: Path) -> None:
-        """Run a command to its end. names: what {these} stand for in words. Ends this program where it fails."""
+        """Run a command to its end, and exit if it fails. names: the values of the {names} in words."""
         shown = words.format(**{name: path.name for name, path in names.items()})
         print(f"--- python -m {module} {shown}", flush=True)
         began = time.perf_counter()
         given = [word.format(**names) for word in shlex.split(words)]
         process = subprocess.Popen([sys.executable, "-m", module, *given], cwd=ROOT)
-        signal.signal(signal.SIGINT, lambda number, frame: None)  # the terminal tells the command as well: it saves
+        signal.signal(signal.SIGINT, lambda number, frame: None)  # the command gets the signal too, and saves
         left = self.end and max(0.0, self.end - time.monotonic())
         code = None
         for stop in (process.terminate, process.terminate, process.kill):
@@ -77,14 +77,14 @@ class Parts:
             sys.exit(code)
 
     def made(self, what: str, name: str, words: str, **names: Path) -> Path:
-        """A file or folder that a command of ours makes, unless it is there."""
+        """Return a file or folder; if it does not exist, make it with a command of nanoeuler."""
         path = self.out / name
         if not path.exists():
             self.call(what, CLI, words, out=path, **names)
         return path
 
     def trained(self, name: str, words: str, resume: str = "", **names: Path) -> Path:
-        """A run that has come to its end: begun, or gone on with where it was stopped."""
+        """Return a finished run; start it, or continue it if it was stopped."""
         run, part = self.out / name, "train" if name == "base" else f"train {name}"
         if not self.has(part):
             begun = (run / "checkpoints").is_dir()
@@ -95,11 +95,11 @@ class Parts:
         return run
 
     def has(self, part: str) -> bool:
-        """Whether a part has come to its end."""
+        """Return whether a part is finished."""
         return any(row["part"] == part and row["code"] == 0 for row in read(self.took))
 
     def done(self, module: str, section: str, words: str, **names: Path) -> None:
-        """The rows of a section of a benchmark, unless they are there; half of them are none."""
+        """Compute the rows of a section of a benchmark, unless it is finished; delete unfinished rows."""
         rows = self.out / f"rows-{section}.jsonl"
         if not self.has(section):
             rows.unlink(missing_ok=True)
@@ -111,7 +111,7 @@ def read(file: Path) -> list[dict]:
 
 
 def text_of(parts: Parts, have: Path | None) -> list[Path]:
-    """The folders of the two corpora."""
+    """Return the folders of the two corpora."""
     if have:
         each = {"classics": "--from {have}", "featured": "--from {have}"}
     else:
@@ -126,7 +126,7 @@ def text_of(parts: Parts, have: Path | None) -> list[Path]:
 
 
 def prepared(parts: Parts, have: Path | None, vocab: int = 4096) -> tuple[dict[str, Path], int]:
-    """The shards of the run, what is trained on and the two sets, and the token where the second corpus begins."""
+    """Return the shards of the training text and of the two sets, and the token at which the second corpus begins."""
     first, second = text_of(parts, have)
     names = dict(first=first / "train.txt", second=second / "train.txt")
     sample = parts.out / "sample.txt"
@@ -147,12 +147,12 @@ def prepared(parts: Parts, have: Path | None, vocab: int = 4096) -> tuple[dict[s
 
 
 def run(parts: Parts, have: Path | None, device: str, train: str = TRAIN, vocab: int = 4096) -> None:
-    """All parts that are not done yet."""
+    """Run all parts that are not finished."""
     given, border = prepared(parts, have, vocab)
     words = f"--data {{data}} --valid {{one}} --valid {{two}} --device {device} {train}"
     base = parts.trained("base", words, **given)
     when = parts.out / "config.json"
-    if not when.exists():  # of the training; what is done later changes nothing
+    if not when.exists():  # facts about the training; the later parts do not change them
         facts = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "machine": machine()}
         when.write_text(json.dumps(facts))
     sets = f"--valid {{one}} --valid {{two}} --run {{run}} --device {device}"
@@ -162,17 +162,17 @@ def run(parts: Parts, have: Path | None, device: str, train: str = TRAIN, vocab:
 
 
 def merged(stored: dict, fresh: list[dict], facts: dict) -> tuple[dict, list[dict]]:
-    """The config and the rows of ch32.json with the rows of another run of `base` for those of the one before.
+    """Return the config and the rows of ch32.json, with the rows of a new run of `base` instead of the previous run's.
 
-    Learning rates, parity, fine-tunings and their replies stay: they are of the machine and the date of the file. Of
-    the run before, its time, its validations and "he or she" stay in the config, to compare.
+    The rows of learning rates, parity, fine-tuning and replies stay; they have the machine and the date of the file.
+    The config keeps the time, the validations and "he or she" of the previous run, for comparison.
     """
     of_base = lambda row: (row["what"], row.get("run")) == ("run", "base")
     renewed = lambda row: row["what"] in RENEWED or of_base(row)
     kept = [row for row in stored["rows"] if not renewed(row)]
     commands = [row["command"] for row in fresh if row["what"] == "part"]
     config, when = stored["config"], stored["config"].get("again", stored)
-    if facts.items() <= when.items():  # collected once more
+    if facts.items() <= when.items():  # this run was collected before
         return config, [*fresh, *kept]
     (run,) = filter(of_base, stored["rows"])
     before = {name: when.get(name) for name in ("date", "commit", "machine")}

@@ -30,7 +30,7 @@ def text_of(seed: int) -> str:
 
 
 def figures(model, tokenizer) -> dict:
-    """The model beside the truth on stories that were never trained on."""
+    """Compare the model with the floor and with the facts, on stories that were not in the training text."""
     tested = evaluate.measure(model, tokenizer, konigsberg.stories(TEST_STORIES, TEST_SEED))
     return {
         "bits_per_byte": round(tested.bits_per_byte, 5),
@@ -63,7 +63,7 @@ def main() -> None:
         training.train(args.run, text, preset("small"), config, source=source, valid_text=valid, floor=sources.floor)
     found = checkpoint.load(args.run)
     checkpoint.export(found, args.export)
-    shipped = checkpoint.load(args.export)  # what the reader gets: float16
+    shipped = checkpoint.load(args.export)  # the model that a reader gets, in float16
     result = figures(shipped.model, shipped.tokenizer)
     print(result)
     log = run_folder.read_log(args.run)

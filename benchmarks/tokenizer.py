@@ -29,7 +29,7 @@ import numpy as np
 from nanoeuler_lib.text.data import SEPARATOR
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns of the processes that we fork
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise it warns about the processes that we fork
 
 try:
     import tokenizers
@@ -52,7 +52,7 @@ CORPORA = ("books/books_core_train.txt.xz", "web/web_featured_train.txt.xz")
 
 
 def documents(path: Path, batch: int = 64) -> Iterator[list[str]]:
-    """The documents of a compressed corpus, some at a time."""
+    """Yield the documents of a compressed corpus, in batches."""
     with lzma.open(path, "rt", encoding="utf-8", newline="") as file:
         texts = file.read().split(SEPARATOR)
     for start in range(0, len(texts), batch):
@@ -61,15 +61,17 @@ def documents(path: Path, batch: int = 64) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Median seconds of a contender: of the clock, and of all processors together, which other work on the machine
-    disturbs less."""
+    """Hold the median seconds of a contender: wall-clock time, and the processor time of all processes.
+
+    Other work on the machine disturbs the processor time less.
+    """
 
     clock: float
     processors: float
 
 
 def take_turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, Cost]:
-    """The cost of each contender; one call of each is a round."""
+    """Return the cost of each contender; a round calls each contender once."""
     costs: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, call in contenders.items():
@@ -81,7 +83,7 @@ def take_turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict
 
 
 def as_gpt2_writes(tokenizer: Tokenizer) -> list[str]:
-    """The tokens with each byte as the character that GPT-2's files have for it."""
+    """Return the tokens, with each byte as the character that stands for it in GPT-2's files."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     written = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
@@ -94,11 +96,11 @@ def verdict(what: str, value: float, aim: float, at_least: bool) -> None:
     print(f"  {'met' if met else 'MISSED'}: {what} {value:.2f}, aim {sign} {aim}")
 
 
-# The same results
+# Equal results
 
 
 def reference(data: Path) -> list[dict]:
-    """The 243 reference merges and the reference ids of GPT-2."""
+    """Compare with the 243 reference merges and with the reference ids of GPT-2."""
     tokenizer = Tokenizer.train(data / "tokenizer_fixtures/corpus.en", 500)
     tokens = as_gpt2_writes(tokenizer)
     lines = (data / "tokenizer_fixtures/train-bpe-reference-merges.txt").read_text("utf-8").strip("\n").split("\n")
@@ -115,7 +117,7 @@ def reference(data: Path) -> list[dict]:
 
 
 def fuzz(data: Path, count: int = 1_000_000) -> list[dict]:
-    """Byte strings at random, half of them bytes and half fragments of text, encoded and decoded."""
+    """Encode and decode random byte strings; half consist of random bytes and half of fragments of text."""
     rng = random.Random(0)
     tokenizer = Tokenizer.train(data / "tokenizer_fixtures/corpus.en", 500)
     words = (data / "tokenizer_fixtures/corpus.en").read_bytes().split()[:2000]
@@ -144,7 +146,7 @@ def fuzz(data: Path, count: int = 1_000_000) -> list[dict]:
 
 
 def exact(data: Path) -> list[dict]:
-    """GPT-2's ids of whole corpora, beside Hugging Face tokenizers."""
+    """Compare GPT-2's ids of whole corpora with those of Hugging Face tokenizers."""
     if not tokenizers:
         print("tokenizers is not installed")
         return []
@@ -171,7 +173,7 @@ def exact(data: Path) -> list[dict]:
 
 
 def train(data: Path, rounds: int) -> list[dict]:
-    """Seconds to learn a vocabulary from 1 MB and from 77 MB of books."""
+    """Measure the seconds to learn a vocabulary from 1 MB and from 77 MB of books."""
     rows = []
     with tempfile.TemporaryDirectory() as folder, lzma.open(data / CORPORA[0]) as corpus:
         text = corpus.read(77 * MB)
@@ -190,7 +192,7 @@ def train(data: Path, rounds: int) -> list[dict]:
                 contenders["rustbpe"] = lambda path=path: rustbpe_train(path)
             costs = take_turns(contenders, rounds if size > MB else 3 * rounds + 2)
             ours = next(iter(costs.values()))
-            print(f"train, {size // MB} MB of books, vocabulary {VOCAB_SIZE}; seconds of the clock, of processors:")
+            print(f"train, {size // MB} MB of books, vocabulary {VOCAB_SIZE}; wall-clock seconds, processor seconds:")
             for name, cost in costs.items():
                 print(f"  {name:24s} {cost.clock:7.3f} {cost.processors:7.3f}")
                 rows.append({"who": name, "bytes": size, "seconds": cost.clock, "processors": cost.processors})
@@ -212,7 +214,7 @@ def rustbpe_train(path: Path) -> None:
 
 
 def encode(data: Path, rounds: int) -> list[dict]:
-    """Megabytes a second of 77 MB of books, with a vocabulary learnt from them."""
+    """Measure the megabytes per second on 77 MB of books, with a vocabulary learnt from them."""
     with tempfile.TemporaryDirectory() as folder, lzma.open(data / CORPORA[0]) as corpus:
         path = Path(folder) / "books.txt"
         path.write_bytes(corpus.read(77 * MB))
@@ -239,7 +241,7 @@ def encode(data: Path, rounds: int) -> list[dict]:
             name = "Hugging Face, first 5 MB"
             costs |= take_turns({name: lambda: slow.encode(part)}, rounds)
             sizes[name] = len(part.encode())
-    print(f"encode, {size // MB} MB of books, vocabulary {VOCAB_SIZE}; MB/s by the clock, by processor time:")
+    print(f"encode, {size // MB} MB of books, vocabulary {VOCAB_SIZE}; MB/s by wall-clock time, by processor time:")
     for name, cost in costs.items():
         print(f"  {name:36s} {sizes[name] / cost.clock / MB:6.1f} {sizes[name] / cost.processors / MB:6.1f}")
     verdict("MB/s cold", size / costs["NanoEuler, cold"].clock / MB, 10, at_least=True)
@@ -256,7 +258,7 @@ def encode(data: Path, rounds: int) -> list[dict]:
 
 
 def hugging_face(tokenizer: Tokenizer, folder: Path) -> "tokenizers.ByteLevelBPETokenizer":
-    """Hugging Face's tokenizer with our merges; its files write bytes as GPT-2's do."""
+    """Return Hugging Face's tokenizer with our merges; its files write bytes as GPT-2's files do."""
     tokens = as_gpt2_writes(tokenizer)[:-1]
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
     vocab.write_text(json.dumps({token: id for id, token in enumerate(tokens)}))
@@ -265,7 +267,7 @@ def hugging_face(tokenizer: Tokenizer, folder: Path) -> "tokenizers.ByteLevelBPE
 
 
 def short(data: Path) -> None:
-    """What a reader at a prompt waits for."""
+    """Measure the times that a reader at a prompt waits: loading, a first sentence, and the same sentence again."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"
         gpt2 = Tokenizer.from_gpt2(data / "gpt2/encoder.json", data / "gpt2/vocab.bpe")
@@ -296,13 +298,15 @@ SECTIONS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; all by default")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of the slow contests (default 3)")
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help=f"sections to run, of {', '.join(SECTIONS)}; default: all"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of the slow comparisons; default: 3")
     args = parser.parse_args()
     if unknown := set(args.sections) - SECTIONS.keys():
-        parser.error(f"no section {' '.join(sorted(unknown))}: expected some of {' '.join(SECTIONS)}")
+        parser.error(f"a section must be one of {', '.join(SECTIONS)}, got {' '.join(sorted(unknown))}")
     if "NANOEULER_DATA" not in os.environ:
-        parser.error("NANOEULER_DATA is not set: expected the folder of the test data")
+        parser.error("NANOEULER_DATA must be the folder of the test data, but it is not set")
     data = Path(os.environ["NANOEULER_DATA"])
     load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     print(f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, {load}".rstrip(", "))

@@ -14,7 +14,7 @@ from nanoeuler_lib.model import Parameters, head_weights
 
 
 class Block(nn.Module):
-    query_key_norm = False  # in the race alone: the model that it makes is no Llama
+    query_key_norm = False  # only in the race, because such a model is not a Llama
 
     def __init__(self, c: ModelConfig):
         super().__init__()
@@ -130,11 +130,11 @@ class Trainer:
         self.loss = torch.compile(self.model.loss, mode=mode) if compiled else self.model.loss
 
     def by_adamw(self, name: str) -> bool:
-        """Whether AdamW moves a matrix."""
+        """Return whether AdamW updates a matrix."""
         return True
 
     def step(self, tokens: np.ndarray, targets: np.ndarray, rate: float) -> float:
-        """One step; returns the loss before it."""
+        """Take one step; return the loss before the step."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.model.zero_grad()
@@ -148,7 +148,7 @@ class Trainer:
         return loss.item()
 
     def move_others(self, rate: float) -> None:
-        """Move what AdamW does not."""
+        """Update the parameters that AdamW does not update."""
 
 
 class Recipe(Trainer):
@@ -187,7 +187,7 @@ class Recipe(Trainer):
 
     @torch.no_grad()
     def begin(self, params: Parameters) -> None:
-        """From these weights on, with optimisers at rest."""
+        """Load these weights, and set all optimiser states to 0."""
         self.model.load(params)
         for state in self.optimizer.state.values():
             for value in state.values():
@@ -197,7 +197,7 @@ class Recipe(Trainer):
 
     @torch.no_grad()
     def move_others(self, rate: float) -> None:
-        """A step of Muon: all matrices of one shape at once."""
+        """Take a step of Muon, for all matrices of one shape at once."""
         for shape, parts in self.alike.items():
             slopes = [p.grad[rows] for p, rows in parts]
             o = self.direction(slopes, self.momenta[shape], self.squares[shape])
@@ -206,7 +206,7 @@ class Recipe(Trainer):
             torch._foreach_add_(moved, list(o.unbind()), alpha=-rate * self.size * max(shape) ** 0.5)
 
     def _direction(self, slopes, momentum, squares):
-        """Orthogonal factors [n, R, C] of momentum and slopes; both moments move."""
+        """Return the orthogonal factors [n, R, C] of momentum and gradients; update both moments."""
         g = torch.stack(slopes)
         momentum.mul_(self.momentum).add_(g)
         u = g + self.momentum * momentum
@@ -250,7 +250,7 @@ class CachedDecoder:
 
     @torch.inference_mode()
     def feed(self, token: int) -> torch.Tensor:
-        """Logits [V] behind one more token."""
+        """Return the logits [V] after one more token."""
         y = self.model(torch.tensor([[token]]), self.caches, self.length)
         self.length += 1
         return F.linear(y[0, 0], self.first_head)
@@ -259,7 +259,7 @@ class CachedDecoder:
 class StaticDecoder:
     """One sequence, token by token, in arrays that never move: compiled and captured as a CUDA graph on a GPU.
 
-    Every token attends over the whole cache, whose places from its own position on are masked.
+    Every token attends over the whole cache, with the positions after its own position masked.
     """
 
     def __init__(self, c: ModelConfig, params: Parameters, device: str = "cpu", precision: str = "float32"):
@@ -273,7 +273,7 @@ class StaticDecoder:
             self._capture()
 
     def _advance(self):
-        """Logits [V] behind `token`, at `position`."""
+        """Return the logits [V] after `token`, at `position`."""
         m, c = self.model, self.model.config
         x, cos, sin = m.embed(self.token), m.cos[self.position], m.sin[self.position]
         seen = (torch.arange(c.context, device=x.device) <= self.position)[None, None, None]
@@ -303,7 +303,7 @@ class StaticDecoder:
 
     @torch.inference_mode()
     def feed(self, token: int) -> np.ndarray:
-        """Logits [V] behind one more token, float32."""
+        """Return the logits [V] after one more token, in float32."""
         self.token.fill_(token)
         self.position.fill_(self.length)
         self.length += 1

@@ -14,7 +14,7 @@ contexts get the weight, of STRENGTHS, that is best on these same sets, which fa
 
 cloze: ITEMS positions of each held-out set. A word of five letters or more is removed, and offered with three other
 words that occur about as often in the same document, so that topic and frequency help little. The model gets BEFORE
-tokens of text before the position, and chooses the word for which the word and the next BEHIND letters are most likely.
+tokens of text before the position, and chooses the word for which the word and the next AFTER letters are most likely.
 Guessing gives a quarter. Each section adds rows to rows-SECTION.jsonl in `--out`.
 """
 
@@ -35,27 +35,27 @@ from nanoeuler_lib.text.shards import Shards
 from nanoeuler_lib.training import checkpoint, datasets
 from tools.notebooks.results import save
 
-WINDOW, PIECE = 2**27, 2**24  # bytes that xz looks back; bytes that it is handed at a time
+WINDOW, PIECE = 2**27, 2**24  # bytes in xz's window; bytes that it gets at a time
 ORDER, STRENGTHS = 5, (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-ITEMS, CHOICES, BEFORE, BEHIND, TIME = 500, 4, 150, 60, 255  # TIME: tokens of a row, context and continuation
-WORD, OFTEN = re.compile(r"(?<= )[a-z]{5,}(?= )"), 1.5  # about as often: by no more than this factor
+ITEMS, CHOICES, BEFORE, AFTER, TIME = 500, 4, 150, 60, 255  # TIME: tokens per row, context and continuation
+WORD, OFTEN = re.compile(r"(?<= )[a-z]{5,}(?= )"), 1.5  # the counts of the offered words differ at most by this factor
 SEED = 32
 
 
 # ---- Compressing and counting
 
 
-def shortened(text: Path, behind: Path | None = None, window: int = WINDOW) -> tuple[int, int]:
-    """Bytes of a text in xz, and of it with another one behind it in the same stream."""
+def shortened(text: Path, after: Path | None = None, window: int = WINDOW) -> tuple[int, int]:
+    """Return the bytes of a text in xz, and the bytes of one stream with this text and the text `after` it (else 0)."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": window}]
     packer, size = lzma.LZMACompressor(lzma.FORMAT_RAW, filters=filters), 0
     with open(text, "rb") as file:
         while piece := file.read(PIECE):
             size += len(packer.compress(piece))
     both = 0
-    if behind:  # a copy of this process goes on with it: the text is read once
+    if after:  # a copy of this process continues the stream, so the first text is compressed only once
         ours, theirs = multiprocessing.Pipe()
-        more = lambda: theirs.send(len(packer.compress(behind.read_bytes())) + len(packer.flush()))
+        more = lambda: theirs.send(len(packer.compress(after.read_bytes())) + len(packer.flush()))
         multiprocessing.get_context("fork").Process(target=more).start()
         both = size + ours.recv()
     return size + len(packer.flush()), both
@@ -64,19 +64,19 @@ def shortened(text: Path, behind: Path | None = None, window: int = WINDOW) -> t
 def xz(options):
     for train, path in zip(map(Path, options.data), map(Path, options.valid), strict=True):
         size, (alone, both) = path.stat().st_size, shortened(train, path)
-        found = {"by itself": shortened(path)[0], "behind the training text": both - alone}
+        found = {"by itself": shortened(path)[0], "after the training text": both - alone}
         for how, packed in found.items():
             yield dict(what="xz", how=how, set=path.stem, bits_per_byte=round(8 * packed / size, 4))
 
 
 class Counted:
-    """N-grams that are scored as a model is: `losses` of them."""
+    """Give n-grams the method `losses` of a model, so that they are scored like one."""
 
     def __init__(self, ngrams: Ngrams, order: int, strength: float):
         self.ngrams, self.order, self.strength = ngrams, order, strength
 
     def losses(self, inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Nats of each target [B, T]; 0 where it is -1."""
+        """Return the loss of each target in nats [B, T]; 0 for a target of -1."""
         self.ngrams.strength = self.strength
         p = self.ngrams.probability(inputs, np.maximum(targets, 0), self.order)
         return np.where(targets >= 0, -np.log(p), 0.0)
@@ -92,7 +92,7 @@ def ngrams(options):
     for order in range(1, ORDER + 1):
         scored = lambda strength, order=order: dataset.validation(Counted(counts, order, strength))
         found = scored(STRENGTHS[at])
-        for strength in STRENGTHS[at + 1 :]:  # longer contexts want no less
+        for strength in STRENGTHS[at + 1 :]:  # longer contexts need at least this strength
             other = scored(strength)
             if other["valid_bits_per_byte"] >= found["valid_bits_per_byte"]:
                 break
@@ -109,9 +109,9 @@ def ngrams(options):
 
 
 def items_of(text: str, rng: np.random.Generator, count: int) -> list[tuple[str, list[str], str]]:
-    """At most so many places of a document: what stands before, the words to choose from (the first is true), behind.
+    """Return at most `count` items of a document: (text before, words with the true word first, text after).
 
-    Of the words of the text those count that stand between two spaces, so that nothing else tells them apart.
+    Only words between two spaces are used, so that the white space does not reveal the true word.
     """
     places = list(WORD.finditer(text))
     often = {}
@@ -122,32 +122,32 @@ def items_of(text: str, rng: np.random.Generator, count: int) -> list[tuple[str,
         place, word = places[at], places[at][0]
         least, most = often[word] / OFTEN, often[word] * OFTEN
         others = sorted(other for other in often if other != word and least <= often[other] <= most)
-        behind = text[place.end() :][:BEHIND].split("\n")[0]
-        if len(others) >= CHOICES - 1 and place.start() > 8 * BEFORE and len(behind) == BEHIND:
+        after = text[place.end() :][:AFTER].split("\n")[0]
+        if len(others) >= CHOICES - 1 and place.start() > 8 * BEFORE and len(after) == AFTER:
             chosen = [others[i] for i in rng.choice(len(others), CHOICES - 1, replace=False)]
-            found.append((text[: place.start() - 1], [word, *chosen], behind))
+            found.append((text[: place.start() - 1], [word, *chosen], after))
         if len(found) == count:
             break
     return found
 
 
 def cloze_of(part: Shards, count: int) -> list[tuple[np.ndarray, list[np.ndarray]]]:
-    """Items of a held-out set, as many of each document: tokens before, and those of each continuation."""
+    """Return items of a held-out set, as many per document: the tokens before, and the tokens of each continuation."""
     rng, found = np.random.default_rng(SEED), []
     ends = [*part.starts[1:], part.tokens - 1]
-    each = -(-5 * count // (4 * part.documents))  # some will not do
+    each = -(-5 * count // (4 * part.documents))  # a quarter more, since some items are too long
     for start, end in zip(part.starts, ends, strict=True):
         text = part.tokenizer.decode(part.read(int(start) + 1, int(end)).tolist())
-        for before, words, behind in items_of(text, rng, each):
+        for before, words, after in items_of(text, rng, each):
             ids = part.tokenizer.encode(before[-8 * BEFORE :])[-BEFORE:].astype(np.int64)
-            ways = [part.tokenizer.encode(f" {word}{behind}").astype(np.int64) for word in words]
+            ways = [part.tokenizer.encode(f" {word}{after}").astype(np.int64) for word in words]
             if len(ids) == BEFORE and max(map(len, ways)) <= TIME - BEFORE:
                 found.append((ids, ways))
     return [found[i] for i in rng.permutation(len(found))[:count]]
 
 
 def answered(who: str, model, part: Shards, count: int) -> dict:
-    """How many items of a set a model answers; of equally likely words, the first one that is wrong counts."""
+    """Return a row with the number of right answers of a model; a tie with a wrong word counts as wrong."""
     items, right = cloze_of(part, count), 0
     for first in range(0, len(items), 16):
         some = items[first : first + 16]
@@ -176,7 +176,7 @@ def collect(options):
     rows = []
     for name in ("xz", "ngrams"):
         rows += map(json.loads, (Path(options.source) / f"rows-{name}.jsonl").read_text().splitlines())
-    config = dict(window=WINDOW, order=ORDER, strengths=STRENGTHS, before=BEFORE, behind=BEHIND, seed=SEED)
+    config = dict(window=WINDOW, order=ORDER, strengths=STRENGTHS, before=BEFORE, after=AFTER, seed=SEED)
     save("ch32_yardsticks", config, rows)
 
 

@@ -13,10 +13,10 @@ WIDTH = 95  # characters per line of a finding, as many as fit on a page of the 
 # Advice for findings, by a pattern of their kind and message; the first match is used.
 ADVICE = {
     "^race between blocks with an atomic": "an atomic and a plain access race, too: use atomics for both",
-    "^race between blocks beside atomics": (
+    "^race between blocks near atomics": (
         "order the blocks: one does write, __threadfence(), atomic; the other does atomic, read"
     ),
-    "^race of updates.*beside atomics": (
+    "^race of updates.*near atomics": (
         "use atomicAdd; with a lock, call __threadfence() after taking it and before releasing it"
     ),
     "^race of updates between": "both blocks read and write it: use atomicAdd, or give every block its own place",
@@ -27,7 +27,7 @@ ADVICE = {
     "^race of updates": "both threads read it and write it back, losing one result: atomicAdd does it in one step",
     "^race between blocks": "blocks run in any order: use an atomic, or give every block a place of its own",
     "^race with an atomic": "an atomic and a plain access race, too: use atomics for both, or __syncthreads() between",
-    "^race beside atomics": (
+    "^race near atomics": (
         "no __syncthreads() is between the two; a lock or flag needs __threadfence() before its atomic"
     ),
     "^race": "nothing orders the two: no __syncthreads() (in one warp: __syncwarp()) lies between them",
@@ -204,7 +204,7 @@ def _advice(raw, message: str, text: Text, arrays: list, lines: list[str]) -> st
         if raw.atomics == 1 and not atomic and "volatile" in text.source:
             message = "race with a volatile"
         elif raw.atomics and not (update and raw.atomics == 1):
-            message += [" with an atomic", " beside atomics"][raw.atomics - 1]
+            message += [" with an atomic", " near atomics"][raw.atomics - 1]
         elif not update and name and len(lines) == 1 and re.search(one_place, lines[0]):
             message = "race in one place"
     if judged := re.search(r"index (-?\d+) of an array '[^'[]*\[(\d+)\]", message):

@@ -100,8 +100,8 @@ def _unit(data: bytes, name: str) -> list[tuple[int, int]]:
     read.at = 6 + header_length
     rows, address, line, file = [], 0, 1, 1
 
-    def row():  # line 0 marks code of another text
-        if line or file not in ours:  # code of ours without a line belongs to the row before
+    def row():  # line 0 marks code from a different file
+        if line or file not in ours:  # our code without a line belongs to the row before
             rows.append((address, line if file in ours else 0))
 
     while read.at < len(data):

@@ -1,4 +1,4 @@
-"""Chapter 25: time the versions of a matrix product against cuBLAS, multiply-adds alone and a copy; find hidden races.
+"""Chapter 25: time the versions of a matrix product against cuBLAS, pure multiply-adds and a copy; find hidden races.
 
     python -m experiments.ch25              # on a GPU: 4096 x 4096 times 4096 x 4096
     python -m experiments.ch25 --small      # small matrices, few launches: a test that it runs on a CPU

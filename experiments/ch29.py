@@ -3,11 +3,11 @@
     python -m experiments.ch29              # on a GPU: `base`, 64 and 16 rows of 512 tokens, bfloat16
     python -m experiments.ch29 --small      # a small model, few rounds: a test that it runs on a CPU
 
-There is a row for each batch and each way of running the same lists of launches. "list": as in training (on a GPU, a
-CUDA graph from the second time on). "launches": one launch after another, from Python. "asked": Python waits after
-every launch, as it would if it read a number there. "written anew": the lists are recorded again in every step. Times
-are milliseconds per step, as medians over rounds in which the ways alternate. Memory: the prediction of `bytes_needed`,
-and the bytes in use on the GPU.
+There is a row for each batch and each way of running the same lists of launches. `list`: as in training (on a GPU, a
+CUDA graph from the second time on). `launches`: one launch after another, from Python. `asked`: Python waits after
+every launch, as it would to read a number at that point. `written anew`: the lists are recorded again in every step.
+Times are milliseconds per step: medians over rounds in which the ways alternate. Memory: the prediction of
+`bytes_needed`, and the bytes in use on the GPU.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SETTINGS = TrainConfig(steps=1000, warmup=0)
 
 
 def wait(where: str) -> None:
-    """Until the GPU has done everything."""
+    """Wait until the GPU has finished all work."""
     if where == "gpu":
         import cupy
 
@@ -34,7 +34,7 @@ def wait(where: str) -> None:
 
 
 def in_use(where: str) -> int | None:
-    """Bytes that CuPy's arrays take on the GPU."""
+    """Return the number of bytes that CuPy's arrays take on the GPU."""
     if where == "cpu":
         return None
     import cupy
@@ -43,7 +43,7 @@ def in_use(where: str) -> int | None:
 
 
 def ways(where: str) -> dict:
-    """What runs a list, by name."""
+    """Return the ways to run a list of launches, by name."""
 
     def launches(entries):
         for entry in entries:
@@ -58,7 +58,7 @@ def ways(where: str) -> dict:
 
 
 def measure(config: ModelConfig, rows: int, rounds: int, where: str) -> list[dict]:
-    """The rows of one batch size."""
+    """Return the rows of one batch size."""
     before = in_use(where)
     model = engine.GPT(config, precision="bfloat16", where=where, checked=False)
     rng = np.random.default_rng(0)

@@ -7,11 +7,11 @@
 The field "row" says what a row is:
 
 "ceiling"  bandwidth of a large copy (GB/s, read plus written), and speed of a large product (TFLOP/s)
-"launch"   microseconds of a launch that does nothing: on the host; on the GPU in a graph; on the GPU from the host's
-           queue ("alone"), and there between two CUDA events ("marked")
+"launch"   microseconds per launch of a kernel that does nothing: on the host; on the GPU in a graph; on the GPU from
+           the queue (`alone`), and from the queue between two CUDA events (`marked`)
 "profile"  one kind of launch in a step with this many rows: number of launches, total milliseconds, bytes, operations
 "step"     a whole step with this many rows: milliseconds in CUDA graphs and by a loop of launches, in alternation; host
-           time to fill the loop's queue ("queued"), and GPU time of the graphs ("card"), for each round
+           time to fill the loop's queue (`queued`), and GPU time of the graphs (`card`), for each round
 "decode"   a token at a position: milliseconds in a graph and by a loop, with the upload of tokens and the download of
            logits, and only on the GPU
 "token"    one kind of launch for a token, like "profile"
@@ -45,10 +45,10 @@ TOKENS = 8  # at a position, in a round
 
 
 class Clock:
-    """Times of the device, and of the host."""
+    """Measure times of the GPU and of the host."""
 
     def __init__(self, where: str, ahead: Callable[[], None]):
-        self.where, self.ahead = where, ahead  # ahead: keeps a card busy while Python writes its queue
+        self.where, self.ahead = where, ahead  # ahead: work that keeps the GPU busy while Python fills the queue
 
     def wait(self) -> None:
         if self.where == "gpu":
@@ -57,7 +57,7 @@ class Clock:
             cupy.cuda.get_current_stream().synchronize()
 
     def host(self, work: Callable[[], None]) -> float:
-        """Milliseconds until the host has the result."""
+        """Return the milliseconds until the host has the result."""
         self.wait()
         began = time.perf_counter()
         work()
@@ -65,17 +65,17 @@ class Clock:
         return 1e3 * (time.perf_counter() - began)
 
     def queued(self, work: Callable[[], None]) -> float:
-        """Milliseconds in which the host writes the queue, while the card is busy with something else."""
+        """Return the milliseconds in which the host fills the queue while the GPU does other work."""
         self.wait()
         self.ahead()
         began = time.perf_counter()
         work()
-        found = 1e3 * (time.perf_counter() - began)
+        ms = 1e3 * (time.perf_counter() - began)
         self.wait()
-        return found
+        return ms
 
     def card(self, work: Callable[[], None]) -> float:
-        """Milliseconds on the device, of work that stood in its queue before it began."""
+        """Return the milliseconds on the GPU of work that was in the queue before it began."""
         self.wait()
         if self.where == "cpu":
             return self.host(work)
@@ -90,9 +90,10 @@ class Clock:
         return cupy.cuda.get_elapsed_time(first, last)
 
     def kinds(self, lists: list[program.Launches], rounds: int) -> list[dict]:
-        """Each kind of launch of some lists: how many, milliseconds of all, the median over rounds; bytes, operations.
+        """Return a row for each kind of launch: the number of launches, their milliseconds, bytes and flops.
 
-        Each launch lies between two marks of the card's clock: "marked" among the rows says what they add.
+        The milliseconds are medians over rounds. There are CUDA events before and after each launch; the row "launch"
+        shows how much time the events add.
         """
         taken = {}
         for _ in range(rounds):
@@ -114,14 +115,14 @@ class Clock:
 
 
 class Named(Profile):
-    """A profile by composite and by what is launched: the kernel, or the shape of the product."""
+    """Profile launches by composite, and by kernel or by the shape of the product."""
 
     def run(self, entries: program.Launches) -> None:
         super().run([Keyed(entry) for entry in entries])
 
 
 class Keyed:
-    """An entry of a list under a finer name."""
+    """Give an entry of a list a more detailed name."""
 
     def __init__(self, entry: program.Entry):
         self.launch, self.bytes, self.flops = entry.launch, entry.bytes, entry.flops
@@ -133,13 +134,13 @@ class Keyed:
 
 
 def loop(launches: program.Launches) -> None:
-    """One launch after another, by Python."""
+    """Run one launch after another from Python."""
     for entry in launches:
         entry.launch()
 
 
 def ceilings(where: str, rounds: int) -> tuple[list[dict], Callable[[], None]]:
-    """The rows of the two ceilings, and the product as work that keeps the card busy."""
+    """Return the rows of the two upper bounds, and a function that keeps the GPU busy with the product."""
     xp, side = cuda.array_module(where), SIDE[where]
     source = xp.ones(COPY[where], np.uint8)
     target = xp.empty_like(source)
@@ -169,7 +170,7 @@ def ceilings(where: str, rounds: int) -> tuple[list[dict], Callable[[], None]]:
 
 
 def nothing(model: engine.GPT, clock: Clock, rounds: int) -> dict:
-    """What a launch costs that has nothing to do."""
+    """Return the row of a launch of a kernel that does nothing."""
     xp = cuda.array_module(clock.where)
     factor, sums = xp.zeros(2, np.float32), xp.zeros(1, np.float32)
     for _ in range(NOTHING):
@@ -187,7 +188,7 @@ def nothing(model: engine.GPT, clock: Clock, rounds: int) -> dict:
 
 
 def lists_of(plan) -> list[program.Launches]:
-    """The lists of a step, in the order in which they run."""
+    """Return the lists of a step, in the order in which they run."""
     found = []
     for kept in plan.lists.values():
         found += kept if isinstance(kept, tuple) else [kept]
@@ -195,14 +196,14 @@ def lists_of(plan) -> list[program.Launches]:
 
 
 def steps(model: engine.GPT, rows: int, profiled: bool, rounds: int, clock: Clock) -> list[dict]:
-    """The rows of a batch size: the whole step, and where asked the kinds of its launches."""
+    """Return the rows of a batch size: the whole step, and the kinds of its launches if `profiled`."""
     config, rng = model.config, np.random.default_rng(0)
     tokens = rng.integers(0, config.vocab_size, (rows, config.context))
     targets = rng.integers(0, config.vocab_size, (rows, config.context, config.predict))
     optimizer = engine.AdamW(config, SETTINGS, clock.where)
     with engine.Step(model, optimizer, SETTINGS, rows, micro=rows) as step:
         taken, ways = {"graph": [], "loop": []}, {"graph": program.run, "loop": loop}
-        for turn in range(rounds + 2):  # the first two load, and capture
+        for turn in range(rounds + 2):  # the first two turns load code and capture
             for name, step.run in ways.items():
                 ms = clock.host(lambda: step(tokens, targets))
                 if turn > 1:
@@ -219,7 +220,7 @@ def steps(model: engine.GPT, rows: int, profiled: bool, rounds: int, clock: Cloc
 
 
 def tokens(model: engine.GPT, places: tuple[int, ...], rounds: int, clock: Clock) -> list[dict]:
-    """The rows of decoding: a token at some positions, and the kinds of launches at the third or last of them."""
+    """Return the rows of single tokens at some positions, and the kinds of launches at the third or last position."""
     decoder, found, kinds = model.decoder(), [], []
     text = np.random.default_rng(1).integers(0, model.config.vocab_size, max(places) + TOKENS)
     decoder.feed(text[: max(places)])
@@ -230,7 +231,7 @@ def tokens(model: engine.GPT, places: tuple[int, ...], rounds: int, clock: Clock
         for token in text[place : place + TOKENS]:
             decoder.feed(np.array([token]))
 
-    some(min(places))  # the list of one token is captured
+    some(min(places))  # captures the list of one token
     launches = decoder._list(1)
     try:
         for place in places:
@@ -264,7 +265,7 @@ def main() -> None:
     clock = Clock(where, ahead)
     model = engine.GPT(config, precision=PRECISION, where=where, checked=False)
     found.append(nothing(model, clock, size["rounds"]))
-    for rows in size["rows"]:  # the largest first: the others' buffers lie in its memory
+    for rows in size["rows"]:  # the largest first: smaller batches use parts of its memory
         found += steps(model, rows, rows in size["profiled"], size["rounds"], clock)
     found += tokens(model, size["places"], size["rounds"], clock)
     for row in found:

@@ -23,22 +23,22 @@ MADE_ON = {
     "numpy": "2.5.2",
 }
 AIMS = {"bfloat16, 64 rows": 1.2, "tf32, 64 rows": 1.25, "bfloat16, 16 rows": 1.25, "bfloat16, a token": 2.5}
-STAGES = [  # what was changed, the commit, milliseconds of a step and what was expected, by rows of 512 tokens
+STAGES = [  # the changes, the commit, and by rows of 512 tokens: milliseconds per step, expected saving
     ("at first", "b077dc6", {64: (68.9, None), 16: (19.8, None)}),
     (
-        "CUDA graphs; one wait a step in place of two; tokens sorted while the card works, as 16 bits; hidden written "
-        "by the kernel of SwiGLU's backward pass",
+        "CUDA graphs; one wait per step instead of two; tokens sorted as 16-bit numbers while the GPU works; hidden "
+        "written by the kernel of SwiGLU's backward pass",
         "272deb1",
         {64: (62.1, [0.5, 0.5]), 16: (18.1, [2.0, 6.0])},
     ),
     (
-        "norms' outputs kept; sums of the gains' gradients by 1,024 threads; cuBLASLt's fastest algorithms",
+        "norms' outputs kept; sums of the gains' gradients with 1,024 threads; the fastest algorithms of cuBLASLt",
         "038cd38",
         {64: (59.5, [1.5, 3.5]), 16: (17.2, None)},
     ),
     (
-        "one residual stream for all layers, its norms' backward passes from y; hidden kept, not made again; logits in "
-        "blocks of 256 threads; SwiGLU by 16 bytes",
+        "one residual stream for all layers, with the norms' backward passes from y; hidden kept instead of "
+        "recomputed; logits in blocks of 256 threads; SwiGLU with accesses of 16 bytes",
         "112f416",
         {64: (56.8, [1.4, 2.2]), 16: (16.9, None)},
     ),
@@ -46,7 +46,7 @@ STAGES = [  # what was changed, the commit, milliseconds of a step and what was 
 OTHERS = [
     {
         "what": "tuning",
-        "stage": "a plan for each length of rows, made anew",
+        "stage": "a separate plan for each length of rows",
         "first_ms": [58, 97],
         "later_ms": [12, 14],
         "commit": "b5e75f8",
@@ -54,21 +54,21 @@ OTHERS = [
     {"what": "token", "stage": "at first", "ms": 1.73, "commit": "b077dc6"},
     {
         "what": "token",
-        "stage": "attend written anew; weights asked for before the norm; multiprocessors without a head fetch the "
-        "next weights into L2",
+        "stage": "attend rewritten; weights requested before the norm; multiprocessors without a head load the next "
+        "weights into L2",
         "ms": 0.42,
         "commit": "3ed4d7d",
     },
     {
         "what": "token",
-        "stage": "each thread of attend with a softmax of its own; what is added asked for early; a row in shared "
-        "memory in two halves, which all banks serve; tokens and logits copied within the graph",
+        "stage": "each thread of attend with its own softmax; the addend requested early; a row in shared memory in "
+        "two halves that use all banks; tokens and logits copied within the graph",
         "ms": 0.372,
         "commit": "622837a",
     },
     {
         "what": "token",
-        "stage": "launches that begin before the one ahead of them ends, and ask for their weights",
+        "stage": "launches that begin before the previous one ends, and request their weights",
         "ms": 0.22,
         "card": "NVIDIA H200",
         "commit": "5293211",
@@ -84,22 +84,22 @@ OTHERS = [
         "commit": "5293211",
     },
 ]
-PREPARED = [  # of a step or a token: the contestant, what it is, the milliseconds that it should save, the commit
-    ("step", "swiglu", "SwiGLU at the end of an own product", [1.3, 1.3], "4e88b8b"),
+PREPARED = [  # for a step or a token: the contestant, its description, the expected saving in milliseconds, the commit
+    ("step", "swiglu", "our own product that ends with SwiGLU", [1.3, 1.3], "4e88b8b"),
     (
         "step",
         "swiglu_back",
-        "SwiGLU's gradient at the end of an own product, two warpgroups in turns",
+        "our own product that ends with SwiGLU's gradient, two warpgroups alternating",
         [0.5, 1.9],
         "f254188",
     ),
-    ("step", "rope", "RoPE at the end of an own product", [0.5, 0.5], "4e88b8b"),
-    ("step", "latest", "what was written last is read first, from the L2 cache", [0.3, 1.5], "4e88b8b"),
-    ("step", "logits", "few logits at a time, whose losses find them in the L2 cache", [0, 0.7], "4e88b8b"),
-    ("step", "powers", "three of sixteen of attention's powers by multiply-adds", [0.06, 0.1], "187cc62"),
-    ("step", "all", "these six together", [4.7, 4.7], "f254188"),
-    ("token", "fetch", "weights come into the L2 cache while attention runs", [0, 0.025], "5572b93"),
-    ("token", "greedy on the card", "the token chosen on the card", [0.028, 0.028], "c62bd23"),
+    ("step", "rope", "our own product that ends with RoPE", [0.5, 0.5], "4e88b8b"),
+    ("step", "latest", "the data that was written last is read first, from the L2 cache", [0.3, 1.5], "4e88b8b"),
+    ("step", "logits", "few logits at a time, so that the loss finds them in the L2 cache", [0, 0.7], "4e88b8b"),
+    ("step", "powers", "three of sixteen of attention's exponentials by multiply-adds", [0.06, 0.1], "187cc62"),
+    ("step", "all", "all six together", [4.7, 4.7], "f254188"),
+    ("token", "fetch", "weights loaded into the L2 cache while attention runs", [0, 0.025], "5572b93"),
+    ("token", "greedy on the GPU", "the token chosen on the GPU", [0.028, 0.028], "c62bd23"),
 ]
 PREDICTED = {
     "what": "predicted",

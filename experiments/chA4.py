@@ -30,7 +30,7 @@ ROUNDS = 3
 
 
 def notebook_functions() -> dict:
-    """The imports, functions and classes of the chapter's cells."""
+    """Return the imports, functions and classes of the chapter's cells."""
     names: dict = {}
     notebook = nbformat.read(ROOT / "notebooks" / "A4_fast_tokenizer.ipynb", as_version=4)
     for cell in notebook.cells:
@@ -41,7 +41,7 @@ def notebook_functions() -> dict:
 
 
 def ladder(text: str) -> list[dict]:
-    """Processor seconds of each trainer of the chapter on beginnings of the text, medians of at most three runs."""
+    """Time each trainer of the chapter on prefixes of the text: processor seconds, medians of at most three runs."""
     names = notebook_functions()
     merge_word = names["merge_word"]
     trainers = {
@@ -75,7 +75,7 @@ def ladder(text: str) -> list[dict]:
 
 
 def words(text: str) -> list[dict]:
-    """How many words and pieces, and how many distinct ones, beginnings of the text have; counts by rank."""
+    """Count words, pieces, distinct words and distinct pieces in prefixes of the text, and the words by rank."""
     rows = []
     for size in LADDER_BYTES:
         part = text[:size]
@@ -96,7 +96,7 @@ def words(text: str) -> list[dict]:
 
 
 def compression(name: str, text: str, held_out: str) -> list[dict]:
-    """Bytes per token of held-out text; a smaller vocabulary is the beginning of a larger one."""
+    """Return the bytes per token of held-out text; a smaller vocabulary is the first part of a larger one."""
     merges = Tokenizer.train(text, max(VOCABULARIES)).merges
     rows = []
     for size in VOCABULARIES:

@@ -9,7 +9,7 @@ computed exactly.
 
 A slot `{name.form}` is filled from the first source that has the name: the words already drawn in this step; the free
 names of this step, for which a word is drawn now; the facts of the story; the phrases of the town's vocabulary, drawn
-anew each time. A capital letter in the slot (`{A}`, `{a.He}`) capitalises its text. If a form is a tuple (such as a
+again each time. A capital letter in the slot (`{A}`, `{a.He}`) capitalises its text. If a form is a tuple (such as a
 person's sayings), one entry of the tuple is drawn uniformly.
 """
 

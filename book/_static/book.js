@@ -1,7 +1,7 @@
 // Small things of the pages that no style sheet can do. Without JavaScript a page is still whole.
 
-// Light or dark as the reader's machine is, before anything is shown. The theme's own script says so behind the page: until
-// then a dark page would be white, and its buttons would fade from one to the other.
+// Use the reader's setting (light or dark) before anything is shown. The theme's own script runs after the page: until then,
+// a dark page would be white, and its buttons would fade from white to dark.
 if (document.documentElement.dataset.mode === "auto")
   document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 
@@ -24,9 +24,9 @@ const nameButtons = () => {
   }
 };
 
-// A formula that does not fit beside its number is drawn smaller, down to two thirds; then, on a phone, its number goes
-// below it, and it may be larger again; what is still wider scrolls, by keyboard too. MathJax has given it the size of the
-// letters around it.
+// A formula that does not fit next to its number is drawn smaller, down to two thirds. If that is not enough, the number goes
+// below the formula on a phone, and the formula may be larger again. A formula that is still too wide scrolls, also by
+// keyboard. MathJax gives a formula the size of the letters around it.
 const fits = formula => {
   formula.style.fontSize = formula.dataset.size ??= formula.style.fontSize;
   const full = parseFloat(getComputedStyle(formula).fontSize);
@@ -71,7 +71,7 @@ const showCuts = () => {
   }
 };
 
-// A full stop behind a formula stays on its line.
+// A full stop after a formula stays on the formula's line.
 const holdPunctuation = () => {
   for (const formula of document.querySelectorAll('.bd-article mjx-container:not([display="true"])')) {
     const whole = formula.closest("span.math") ?? formula;

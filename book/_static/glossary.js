@@ -1,5 +1,5 @@
-// The definition of a glossary term, beside its link, on hover, on keyboard focus and at a tap. It stays while the pointer is on the
-// link or on the box, and Escape puts it away (WCAG 2.1, 1.4.13). The definitions are in the page, in a <template>.
+// Show the definition of a glossary term next to its link on hover, on keyboard focus and at a tap. The box stays while the
+// pointer is on the link or on the box, and Escape closes it (WCAG 2.1, 1.4.13). The page holds the definitions in a <template>.
 (() => {
   const store = document.getElementById("glossary-definitions");
   if (!store) return;

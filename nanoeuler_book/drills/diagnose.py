@@ -37,7 +37,7 @@ RUN_MODEL = ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=48, vocab
 RUN = dict(steps=6, batch=4, accumulate=2, warmup=2, rate=1e-2, valid_every=3, sample_every=0, save_every=2)
 
 
-# name -> the tool, and where to look if it finds something
+# name -> the tool, and the code to read if the tool finds something
 TOOLS: dict[str, tuple[Callable[[], Iterator[str]], str]] = {}
 
 

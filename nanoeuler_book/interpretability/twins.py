@@ -149,7 +149,7 @@ class Batch(NamedTuple):
 
     story, twin: int64 [B, T], the two prompts, both with the same drawn continuation; place: [B], position of the name;
     cut: [B], the position that predicts the continuation's first token; end: [B], the position that predicts the end of
-    text; law: the distributions at positions cut..end.
+    text; `law`: the distributions at positions cut..end.
     """
 
     story: np.ndarray

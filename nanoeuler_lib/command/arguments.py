@@ -68,7 +68,7 @@ REWARDS = {  # fields of RewardConfig
     "kl": "beta, the weight of the KL penalty to the initial model; 0: off",
     "kl_by": f"estimator of the KL penalty: {', '.join(config.KL_ESTIMATORS)}",
 }
-RENAMED = {"rate": "--lr", "decay": "--weight-decay", "cards": "--gpus"}  # --rate, --decay and --cards work, too
+RENAMED = {"rate": "--lr", "decay": "--weight-decay", "cards": "--gpus"}  # the old names work, too
 ELSEWHERE = {  # names of options in other programs -> names here, for hints
     "--learning-rate": "--lr", "--batch-size": "--batch", "--iters": "--steps", "--iterations": "--steps",
     "--max-steps": "--steps", "--epochs": "--steps", "--wd": "--weight-decay", "--grad-clip": "--clip",

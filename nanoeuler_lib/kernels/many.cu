@@ -18,8 +18,8 @@ extern "C" __global__ void add_shard(float* __restrict__ to, const float* __rest
 // Add a slice of a bucket over COUNT GPUs, on the slice's owner, as a binary tree in the order of ranks; and sum the
 // squares of the result. own: [n], this GPU's gradient, becomes the sum; others: [COUNT - 1, n], the other ranks' in
 // order; sums: [PARTS, buckets, gridDim.x], the squares by share and block, on a grid that is the same for every COUNT.
-// units: length of the whole bucket in units of ALIGN numbers; first: number of the slice's first share. Launch a row
-// of blocks (blockIdx.y) for each share of the slice.
+// units: length of the whole bucket in units of ALIGN numbers; first: number of the slice's first share. Launch one
+// row of blocks (blockIdx.y) per share of the slice.
 template <int COUNT>
 __global__ void sum_slices(float* __restrict__ own, const float* __restrict__ others, float* __restrict__ sums, int n,
                            int rank, long long units, int first, int bucket, int buckets) {

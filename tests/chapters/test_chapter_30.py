@@ -1,4 +1,4 @@
-"""Chapter 30: its checks accept what is right and reject wrong answers, each of them named."""
+"""Test that the checks of chapter 30 accept correct answers and reject named mistakes, and test the stored results."""
 
 import json
 import pickle
@@ -18,9 +18,10 @@ NOTEBOOK = "30_how_fast", "ROWS", "SHUFFLED"
 
 LAST = "4 * w * (1 + add)"
 WRONG_COSTS = {
-    "sums without their first": ("return (flops, once)", "return (N * O * (2 * I - 1), once)"),
+    "no addition to 0": ("return (flops, once)", "return (N * O * (2 * I - 1), once)"),
     "adding reads nothing": (LAST, "4 * w"),
-    "read twice where added": (LAST, "4 * w * (1 + 2 * add)"),
+    "added, and read twice": (LAST, "4 * w * (1 + 2 * add)"),
+    "floats": ("2 * N * I * O, N * I", "2.0 * N * I * O, N * I"),
     "dw before dx": (
         f"(flops, once), (flops, number * (x + y) + {LAST})",
         f"(flops, number * (x + y) + {LAST}), (flops, once)",
@@ -33,6 +34,8 @@ WRONG_CAPTURES = {
         "copy.deepcopy(argument)",
     ),
     "lists are kept as they are": ("copy.deepcopy(argument)", "argument"),
+    "only the outer list is copied": ("copy.deepcopy(argument)", "copy.copy(argument)"),
+    "kept once, not for each replay": ("*map(kept, arguments)", "*arguments"),
     "kernels run while they are noted": (NOTED, f"({NOTED}, kernel(*arguments))"),
     "Python runs again": (
         "def replay():\n",
@@ -44,7 +47,7 @@ WRONG_CAPTURES = {
 WRONG_RATIOS = {
     "the lower of two in the middle": ("statistics.median(", "statistics.median_low("),
     "one-sided": ("2 * math.comb", "math.comb"),
-    "a ratio of medians": ("statistics.median(found)", "statistics.median(theirs) / statistics.median(ours)"),
+    "a ratio of medians": ("statistics.median(ratios)", "statistics.median(theirs) / statistics.median(ours)"),
     "both sorted first": ("zip(ours, theirs, strict=True)", "zip(sorted(ours), sorted(theirs))"),
     "not sorted": ("sorted(b / a", "list(b / a"),
 }
@@ -57,8 +60,30 @@ _, test_wrong_gaps = rewritten_tests(
 )
 
 
+def cost_in_numpy(N, I, O, number, add):
+    """Count with NumPy's integers; a correct answer."""
+    x, w, y = np.int64(N) * I, np.int64(I) * O, np.int64(N) * O
+    once = 2 * x * O, number * (x + w + y)
+    return [once, once, (2 * x * O, number * (x + y) + w * (8 if add else 4))]
+
+
+def capture_with_inner_arrays(write):
+    """Capture launches, and treat arrays inside lists, tuples and dicts as memory, too; a correct answer."""
+
+    def kept(argument):
+        if isinstance(argument, list | tuple):
+            return type(argument)(map(kept, argument))
+        if isinstance(argument, dict):
+            return {key: kept(value) for key, value in argument.items()}
+        return argument
+
+    recorded = []
+    write(lambda kernel, *arguments: recorded.append((kernel, kept(arguments))))
+    return lambda: [kernel(*kept(arguments)) for kernel, arguments in recorded]
+
+
 class Graph:
-    """Another right answer: an object that is called, with arguments that are new for each replay."""
+    """Capture launches in an object that is called, with new arguments for each replay; a correct answer."""
 
     def __init__(self, write):
         self.launches = ()
@@ -75,11 +100,11 @@ class Graph:
             kernel(*[every[i] for i in range(len(every))])
 
 
-# ---- What the chapter stands on
+# ---- The stored results
 
 
-def test_the_stored_steps_and_their_profile_are_one():
-    """Launches, rounds and milliseconds in the file belong together; the engine's own list has as many launches."""
+def test_the_stored_steps_agree_with_their_profile():
+    """The rounds give the stored medians, and the kinds of launches add up to the launches of a step."""
     rows = json.loads((ROOT / "data/results/ch30.json").read_text())["rows"]
     steps = {row["rows"]: row for row in rows if row["row"] == "step"}
     assert set(steps) == {1, 2, 4, 8, 16, 32, 64}
@@ -94,7 +119,7 @@ def test_the_stored_steps_and_their_profile_are_one():
 
 @pytest.mark.compiler
 def test_the_benchmark_counts_what_the_engine_launches(chapter, monkeypatch):
-    """A small step on the CPU: its kinds make up its launches, its products cost what the chapter says."""
+    """On the CPU, the kinds of a small step add up to its launches, and its products cost what the chapter counts."""
     monkeypatch.setattr(ch30, "SETTINGS", TrainConfig(steps=9, warmup=0))
     config = ModelConfig(32, 1, 1, 1, context=9, vocab_size=24, predict=2, ffn=40)
     model = engine.GPT(config, precision="bfloat16", where="cpu", checked=False)
@@ -110,12 +135,13 @@ def test_the_benchmark_counts_what_the_engine_launches(chapter, monkeypatch):
     assert sum(moved for _, moved in found) == sum(moved for _, moved in expected)
 
 
-# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
+# ---- Other correct answers; the mistakes that a solution names are tried in the notebook
 
 
 test_other_right_answers = accepts(
     {
-        "check_capture": [Graph],
+        "check_linear_cost": [cost_in_numpy],
+        "check_capture": [Graph, capture_with_inner_arrays],
         "check_turns": [lambda rounds: rounds // 4 * ["BA", "AB", "AB", "BA"]],
         "check_least_share": [lambda t, size, rate: 1 / (1 + size / (rate * t))],
     }
