@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from chapters import accepts, rejects, rewritten, rewritten_tests, verdict
 
-NOTEBOOK = "34_formats", "model", "END", "exchange", "NAMES", "TRUE", "CONVENTIONS", "MADE"
+NOTEBOOK = "34_formats", "model", "END", "swapped", "NAMES", "TRUE", "CONVENTIONS", "MADE"
 
 
 # ---- The gaps
