@@ -1,4 +1,4 @@
-"""Time a training step of the engine with and without Hopper's instructions, and torch.compile; needs a GPU and PyTorch.
+"""Time a training step with and without Hopper's instructions, and torch.compile; needs a GPU and PyTorch.
 
     python -m benchmarks.gpu_arch80                # stores data/results/gpu_arch80.json
     python -m benchmarks.gpu_arch80 --quick        # few rounds, printed but not stored

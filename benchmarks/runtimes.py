@@ -1,13 +1,13 @@
-"""Compare a run's outputs in other programs with NumPy's: `make runtimes` prints a table.
+"""Compare the outputs of one run in other programs with NumPy's outputs: `make runtimes` prints a table.
 
     python -m benchmarks.runtimes [RUN]          # without RUN: context 512, three query heads per key head
     python -m benchmarks.runtimes --engine RUN   # only the engine, on a GPU: data/results/runtimes_engine.json
 
-NumPy is the reference. The page's JavaScript runs in node; transformers 4 and 5 and llama.cpp run in separate
-environments, which are made once in _build/runtimes, because one environment cannot have both versions of transformers.
-Each runtime gets the same request (a folder or file of weights, 10,000 strings, a row of ids, prompts) and writes files
-as its answer: the ids of every string, the logits at every position of the row, and greedy texts. A runtime that is not
-installed is left out, and the table says so.
+NumPy is the reference. The JavaScript of the book's page runs in node. transformers 4, transformers 5 and llama.cpp run
+in separate environments, because one environment cannot contain both versions of transformers. The environments are
+made once, in _build/runtimes. Each program gets the same request: a folder or file of weights, 10,000 strings, a row of
+ids, and prompts. It writes its answer to files: the ids of every string, the logits at every position of the row, and
+greedy texts. If a program is not installed, its row of the table says so, and no result is stored.
 """
 
 import json
@@ -36,7 +36,7 @@ STRINGS, PROMPTS, TOKENS = 10_000, 8, 200
 
 
 class Runtime(NamedTuple):
-    """What runs `script`: a name for the table, the form of weights it reads, and what pip installs for it."""
+    """A program of the comparison: name in the table, format of its weights, script, and packages to install."""
 
     name: str
     form: str
@@ -52,11 +52,11 @@ RUNTIMES = (
 )
 
 
-# ---- What is asked
+# ---- The request
 
 
 def trained() -> Path:
-    """The run of the model that is compared; trained where it does not stand yet."""
+    """Return the run to compare; train it if it does not exist yet."""
     run = FOLDER / "run"
     if run.exists():
         return run
@@ -71,7 +71,7 @@ def trained() -> Path:
 
 
 def strings(count: int = STRINGS, seed: int = 34) -> list[str]:
-    """Hostile strings: characters of all tables, runs of spaces and digits, names of special tokens, joined forms."""
+    """Return hostile strings: characters of all Unicode tables, spaces, digits, special tokens, joined characters."""
     rng = np.random.default_rng(seed)
     assigned = [c for c in map(chr, range(0x110000)) if unicodedata.category(c) not in ("Cn", "Cs", "Co")]
     pieces = (
@@ -88,7 +88,7 @@ def strings(count: int = STRINGS, seed: int = 34) -> list[str]:
 
 
 def request(model: GPT, tokenizer: Tokenizer) -> dict:
-    """A row of ids as long as the context, prompts, and how far they are continued."""
+    """Return a row of ids as long as the context, prompts, and the number of tokens to generate."""
     end, stories = tokenizer.special_tokens[END_OF_TEXT], list(konigsberg.stories(40, seed=36))
     row = [i for story in stories for i in (end, *tokenizer.encode(story.text).tolist())][: model.config.context]
     prompts = [[end, *tokenizer.encode(story.text).tolist()[:12]] for story in stories[:PROMPTS]]
@@ -99,7 +99,10 @@ def request(model: GPT, tokenizer: Tokenizer) -> dict:
 
 
 def own_answer(model: GPT, tokenizer: Tokenizer, asked: dict, texts: list[str]) -> dict:
-    """What a runtime answers: strings, the ids of each; logits [T, V] of the row; greedy, the ids of each text."""
+    """Return NumPy's answer: strings (ids of each), logits [T, V] of the row, greedy (ids of each text), margins.
+
+    A margin is the difference of the two largest logits, for each generated token.
+    """
     greedy, margins = [], []
     for prompt in asked["prompts"]:
         decoder, ids, margin = model.decoder(), list(prompt), []
@@ -120,7 +123,7 @@ def own_answer(model: GPT, tokenizer: Tokenizer, asked: dict, texts: list[str]) 
 
 
 def with_angles_in_float32(model: GPT, row: list[int]) -> np.ndarray:
-    """Logits [T, V] of a float64 twin whose angles were computed in float32, less those of one whose were not."""
+    """Return how much float32 angles change the logits [T, V]: in float64, with float32 angles minus without."""
     config, found = model.config, []
     twin = GPT(config, type(model.params)(config, np.float64))
     twin.params.flat[...] = model.params.flat
@@ -137,7 +140,7 @@ def with_angles_in_float32(model: GPT, row: list[int]) -> np.ndarray:
 
 
 def engine_answer(model: GPT, asked: dict) -> dict:
-    """The same of the engine, which has no tokenizer of its own: logits by its decoder, and greedy texts."""
+    """Return the engine's answer: the logits of its decoder, and greedy texts. The engine has no tokenizer."""
     made, greedy = engine.GPT(model.config, model.params), []
     for prompt in asked["prompts"]:
         decoder, ids = made.decoder(), list(prompt)
@@ -153,11 +156,11 @@ def engine_answer(model: GPT, asked: dict) -> dict:
     }
 
 
-# ---- The others
+# ---- The other programs
 
 
 def prepared(runtime: Runtime, run: Path) -> Path:
-    """The run in the form that a runtime reads, written anew."""
+    """Export the run in the format that a program reads, and return the path."""
     out = FOLDER / {"hf": "hf", "gguf": "model.gguf", "arrays": "arrays"}[runtime.form]
     if runtime.form == "gguf":
         out.unlink(missing_ok=True)
@@ -183,7 +186,7 @@ def prepared(runtime: Runtime, run: Path) -> Path:
 
 
 def interpreter(runtime: Runtime) -> list[str]:
-    """The command that runs its script; its environment is made where it does not stand yet."""
+    """Return the command that runs a program's script; make its environment if it does not exist yet."""
     if not runtime.packages:
         node = shutil.which("node")
         if node is None:
@@ -192,14 +195,17 @@ def interpreter(runtime: Runtime) -> list[str]:
     home = FOLDER / "environments" / runtime.name.replace(" ", "-")
     if not (home / "ready").exists():
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-        for package in runtime.packages[::-1]:  # PyTorch alone first: see `make oracle`
+        for package in runtime.packages[::-1]:  # PyTorch first, by itself: see `make oracle`
             subprocess.run([home / "bin/python", "-m", "pip", "install", "--quiet", package, "numpy"], check=True)
         (home / "ready").touch()
     return [str(home / "bin/python")]
 
 
 def answer(runtime: Runtime, run: Path) -> dict:
-    """What a runtime says to the request that lies in FOLDER; raises what keeps it from being asked."""
+    """Return a program's answer to the request in FOLDER.
+
+    Raises OSError or CalledProcessError if the program cannot run.
+    """
     out = FOLDER / "answers" / runtime.name.replace(" ", "-")
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -212,7 +218,7 @@ def answer(runtime: Runtime, run: Path) -> dict:
 
 
 def compared(found: dict, own: dict, texts: list[str], turned: np.ndarray) -> dict:
-    """A row of the table: strings with equal ids; how far logits are apart; where greedy texts part."""
+    """Return a row of the table: strings with equal ids, differences of logits, and where greedy texts differ."""
     logits, size = found["logits"].reshape(own["logits"].shape), float(np.abs(own["logits"]).max())
     apart = np.abs(logits - own["logits"]).max(axis=1)
     most, parted = 2 * float(apart.max()), []
@@ -236,7 +242,7 @@ def compared(found: dict, own: dict, texts: list[str], turned: np.ndarray) -> di
 
 
 def main_engine(run: str) -> None:
-    """The engine's row, by itself: machines with a card seldom have the other programs."""
+    """Store only the engine's row, because a machine with a GPU seldom has the other programs."""
     checkpoint = load(Path(run))
     asked = request(checkpoint.model, checkpoint.tokenizer)
     own = own_answer(checkpoint.model, checkpoint.tokenizer, asked, [])
@@ -256,12 +262,12 @@ def main(run: str | None = None) -> None:
     own = own_answer(checkpoint.model, checkpoint.tokenizer, asked, texts)
     turned = with_angles_in_float32(checkpoint.model, asked["row"])
     rows = []
-    print("| runtime | equal ids | largest difference of a logit | greedy texts that part |\n|:--|--:|--:|:--|")
+    print("| program | equal ids | largest difference of a logit | greedy texts that differ |\n|:--|--:|--:|:--|")
     for runtime in RUNTIMES:
         try:
             row = {"name": runtime.name} | compared(answer(runtime, path), own, texts, turned)
         except (OSError, subprocess.CalledProcessError) as error:
-            print(f"| {runtime.name} | not asked: {error} | | |")
+            print(f"| {runtime.name} | did not run: {error} | | |")
             continue
         rows.append(row)
         parted = ", ".join(f"at {p['token']}{'' if p['close'] else ' (not close)'}" for p in row["parted"])
@@ -272,7 +278,7 @@ def main(run: str | None = None) -> None:
         name, greedy = f"{runtime.name}, {row['version']}", f"{len(row['parted'])} of {row['texts']} {parted}"
         print(f"| {name} | {equal} | {apart} | {greedy} |", flush=True)
     moved = float(f"{np.abs(turned).max():.2e}")
-    print(f"angles in float32 alone: {moved:.0e}")
+    print(f"float32 angles change our logits by up to {moved:.0e}")
     train = {} if checkpoint.train is None else checkpoint.train.to_dict()
     config = {
         "model": checkpoint.model.config.to_dict(),
@@ -281,7 +287,7 @@ def main(run: str | None = None) -> None:
         "greedy": TOKENS,
     }
     if len(rows) < len(RUNTIMES):
-        print("not stored: data/results/runtimes.json keeps what all of them said")
+        print("not stored: data/results/runtimes.json needs the answers of all programs")
     else:
         save("runtimes", config, rows)
 

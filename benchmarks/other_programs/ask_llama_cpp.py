@@ -1,4 +1,4 @@
-"""A GGUF file asked by llama.cpp, all in float32: `python ask_llama_cpp.py FILE REQUEST.json OUT`."""
+"""Answer a request with a GGUF file in llama.cpp, all in float32: `python ask_llama_cpp.py FILE REQUEST.json OUT`."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ strings = [model.tokenize(text.encode(), add_bos=False, special=False) for text 
 
 
 def logits_of(ids):
-    """Logits [T, V] of these ids from an empty cache."""
+    """Return the logits [T, V] of these ids, computed with an empty cache."""
     model.reset()
     model.eval(ids)
     return model.scores[: len(ids)].copy()
@@ -33,5 +33,6 @@ for prompt in asked["prompts"]:
         model.eval(ids[-1:])
     greedy.append(ids[len(prompt) :])
 np.save(out / "logits.npy", logits_of(asked["row"]).astype(np.float32))
-answer = {"version": llama_cpp.__version__, "strings": strings, "greedy": greedy}
+# This is the version of the Python package; llama.cpp itself has build numbers instead.
+answer = {"version": f"llama-cpp-python {llama_cpp.__version__}", "strings": strings, "greedy": greedy}
 (out / "answer.json").write_text(json.dumps(answer))

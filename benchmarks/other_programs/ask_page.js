@@ -1,4 +1,4 @@
-/* Weights as arrays, asked by the page's own model: node ask_page.js FOLDER REQUEST.json OUT. */
+/* Answer a request with the JavaScript model of the book's page: node ask_page.js FOLDER REQUEST.json OUT. */
 
 const fs = require("fs"), path = require("path"), vm = require("vm");
 

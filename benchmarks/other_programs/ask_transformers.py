@@ -1,4 +1,4 @@
-"""A folder of Hugging Face's form, asked by transformers: `python ask_transformers.py FOLDER REQUEST.json OUT`."""
+"""Answer a request with a Hugging Face folder in transformers: `python ask_transformers.py FOLDER REQUEST.json OUT`."""
 
 import json
 import sys

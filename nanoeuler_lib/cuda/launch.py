@@ -25,6 +25,7 @@ from nanoeuler_lib.cuda.overlap import OverlappingLaunch, overlaps
 from nanoeuler_lib.errors import NanoEulerError
 
 KERNELS = Path(__file__).parents[1] / "kernels"
+ON_CPU = 86  # the compute capability, times 10, whose tiles the CPU runs
 
 
 class KernelError(findings.KernelError, NanoEulerError):
@@ -90,6 +91,19 @@ def hopper() -> bool:
     import cupy
 
     return cupy.cuda.Device().compute_capability == "90"
+
+
+def capability() -> int:
+    """Return the compute capability, times 10, whose instructions kernels may use (75, 80, 86, ...); 86 on the CPU.
+
+    On a GPU of compute capability 9.0, NANOEULER_ARCH=80 makes it 80; see `hopper`.
+    """
+    if device() == "cpu":
+        return ON_CPU
+    import cupy
+
+    found = int(cupy.cuda.Device().compute_capability)
+    return 80 if found == 90 and not hopper() else found
 
 
 def describe(launch: Launch) -> str:

@@ -12,6 +12,8 @@ This compiles the cell for `cuda.device()` and binds `twice`; the next cell call
     --cpu          compile for the CPU even if there is a GPU
     -D NAME=VALUE  define a macro
     -i 'k<4>'      compile a template instance, under the name k_4
+
+A cell that multiplies with `mma`, which GPUs of compute capability 7.5 lack, runs in the checker on the CPU there.
 """
 
 import argparse
@@ -20,8 +22,11 @@ import keyword
 import re
 import shlex
 
-from nanoeuler_lib.cuda.launch import module
+from nanoeuler_lib.cuda import launch
 from nanoeuler_lib.errors import NanoEulerError
+
+MMA = re.compile(r"\bmma<")
+TOO_OLD = "needs compute capability {} or newer; this GPU has {}"
 
 
 def load_ipython_extension(shell) -> None:
@@ -43,9 +48,12 @@ class _Magic:
         the name kernel_4.
         """
         options = _options(line)
-        compiled = module(
+        missing = MMA.search(cell) and not options.cpu and launch.capability() < 80
+        if missing:
+            print(TOO_OLD.format(8.0, launch.capability() / 10) + ", so this kernel runs in the checker on the CPU")
+        compiled = launch.module(
             "\n" + cell,  # line 1 of the cell is the magic, so line numbers of a finding match the cell's
-            where="cpu" if options.cpu else None,
+            where="cpu" if options.cpu or missing else None,
             checked=not options.fast,
             defines=dict(d.partition("=")[::2] for d in options.define),
             instantiate=options.instantiate,

@@ -43,8 +43,12 @@ def overlaps() -> bool:
     """Return whether the GPU and its driver support overlapping launches."""
     import cupy
 
-    new = int(cupy.cuda.Device().compute_capability) >= 90
-    return new and cupy.cuda.runtime.driverGetVersion() >= DRIVER
+    return can_overlap(int(cupy.cuda.Device().compute_capability), cupy.cuda.runtime.driverGetVersion())
+
+
+def can_overlap(capability: int, driver: int = DRIVER) -> bool:
+    """Return whether a GPU of this compute capability, times 10, overlaps launches with this version of the driver."""
+    return capability >= 90 and driver >= DRIVER
 
 
 @functools.cache

@@ -81,6 +81,11 @@ def step_of(placed: model.GPT) -> type:
     return engine.Step if isinstance(placed, engine.GPT) else step.Step
 
 
+def default_precision(on: flash.Card) -> str:
+    """Return the precision that a GPU takes by default: bfloat16 from compute capability 8.0 on, else float32."""
+    return "bfloat16" if on.has_mma else "float32"
+
+
 def choose(
     name: str = "auto",
     precision: str | None = None,
@@ -110,7 +115,7 @@ def choose(
     place = name if name in ("cpu", "checked") else _gpu(number, must=name == "gpu")
     if place != "cpu":
         on = flash.card(_where(place))
-        device = Device(place, precision or ("bfloat16" if on.capability >= 80 else "float32"), group)
+        device = Device(place, precision or default_precision(on), group)
         try:
             if shape is not None:
                 program.check_config(shape, device.precision, on)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda.launch import hopper
+from nanoeuler_lib.cuda import launch
 from nanoeuler_lib.errors import NanoEulerError
 
 NUMBERS = {"bfloat16": "__nv_bfloat16", "uint16": "__nv_bfloat16", "float16": "__half", "float32": "float"}
@@ -40,20 +40,27 @@ class Card:
     shared: int
     processors: int = 2
 
+    @property
+    def has_mma(self) -> bool:
+        """Whether kernels can multiply on tensor cores: `mma` and asynchronous copies exist from 8.0 on."""
+        return self.capability >= 80
+
+    @property
+    def version(self) -> str:
+        """The compute capability as NVIDIA writes it, such as 8.6."""
+        return f"{self.capability / 10}"
+
 
 @functools.cache
 def card(where: str | None = None) -> Card:
     """Return the GPU's properties; on the CPU, those of capability 8.6. NANOEULER_ARCH=80 hides Hopper's wgmma."""
     if (where or cuda.device()) == "cpu":
-        return Card(86, 99 * 1024)
+        return Card(launch.ON_CPU if where else launch.capability(), 99 * 1024)
     import cupy
 
-    gpu = cupy.cuda.Device()
-    capability = int(gpu.compute_capability)
-    if capability == 90 and not hopper():
-        capability = 80
-    shared, processors = (gpu.attributes[name] for name in ("MaxSharedMemoryPerBlockOptin", "MultiProcessorCount"))
-    return Card(capability, shared, processors)
+    attributes = cupy.cuda.Device().attributes
+    shared, processors = (attributes[name] for name in ("MaxSharedMemoryPerBlockOptin", "MultiProcessorCount"))
+    return Card(launch.capability(), shared, processors)
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,13 @@ class Tile:
     @property
     def threads(self) -> int:
         return 32 * self.warps
+
+    @property
+    def multiplies_by(self) -> str:
+        """The instruction that multiplies: "wgmma", "mma.sync", or "float32" without tensor cores."""
+        if self.kernel.startswith("attention_forward_hopper"):
+            return "wgmma"
+        return "mma.sync" if ", true, " in self.kernel else "float32"
 
 
 def _tile(number: str, cores: bool, width: int, keys: int, warps: int, bands: int, blocks: int) -> Tile:
@@ -109,9 +123,9 @@ def tile(number: str, width: int, time: int, on: Card, tf32: bool = False) -> Ti
     Raises NanoEulerError if the GPU has no tensor-core instructions for this type.
     """
     cores = number != "float" or tf32
-    if cores and on.capability < 80:
+    if cores and not on.has_mma:
         what = "TF32" if number == "float" else number
-        raise NanoEulerError(f"{what} needs compute capability 8.0 or later, this GPU has {on.capability / 10}")
+        raise NanoEulerError(f"{what} needs compute capability 8.0 or later, this GPU has {on.version}")
     if number != "float" and on.capability == 90 and width in HOPPER:
         return _hopper_tile(number, width, *HOPPER[width])
     few, many, long = (SIXTEEN_BITS if number != "float" else TF32 if tf32 else PLAIN)[width]
@@ -144,8 +158,7 @@ def forward(
     cores, rounded to TF32; where, checked: as for cuda.module; on: the GPU to choose the tile for, by default the
     present one. Raises NanoEulerError for arrays that do not fit each other or the kernels.
     """
-    where = where or cuda.device()
-    on = on or card(where)
+    where, on = where or cuda.device(), on or card(where)
     number, batch, time, width = _checked_shapes(out, lse, qkv, heads, groups)
     chosen = tile(number, width, time, on, tf32)
     pairs = batch * groups
@@ -195,8 +208,8 @@ def _address(array) -> int:
 
 def run(launches: list[cuda.Launch]) -> None:
     """Run the launches one after another."""
-    for launch in launches:
-        launch()
+    for each in launches:
+        each()
 
 
 def attention(qkv, heads: int, groups: int, scale: float | None = None, **options):

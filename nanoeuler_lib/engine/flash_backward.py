@@ -96,8 +96,7 @@ def backward(
     products instead of seven, but the order of the additions varies from run to run. A launch allocates nothing. Raises
     NanoEulerError for arrays that do not fit each other or the kernels. Dao 2023, algorithm 2; chapter 28.
     """
-    where = where or cuda.device()
-    on = on or card(where)
+    where, on = where or cuda.device(), on or card(where)
     number, B, T, C = _checked_shapes(out, lse, qkv, heads, groups)
     _check_arrays(dqkv, delta, dout, lse, qkv, out, tables, work, C)
     _check_number(number, tf32, on)
@@ -153,9 +152,9 @@ def _module(names: tuple[str, ...], where: str, checked: bool) -> cuda.Module:
 def _check_number(number: str, tf32: bool, on: Card) -> None:
     if number == "__half":
         raise NanoEulerError("qkv must be bfloat16 (or uint16) or float32 in the backward pass, got float16")
-    if (number != "float" or tf32) and on.capability < 80:
+    if (number != "float" or tf32) and not on.has_mma:
         what = "TF32" if tf32 else "bfloat16"
-        raise NanoEulerError(f"{what} needs compute capability 8.0 or later, this GPU has {on.capability / 10}")
+        raise NanoEulerError(f"{what} needs compute capability 8.0 or later, this GPU has {on.version}")
 
 
 def _check_arrays(dqkv, delta, dout, lse, qkv, out, tables, work, C: int) -> None:

@@ -170,9 +170,9 @@ def check_config(config: ModelConfig, precision: str, on: flash.Card) -> None:
         raise NanoEulerError(f"precision must be one of {', '.join(NUMBER)}, got {precision!r}")
     if isinstance(config, GPT2Config):
         raise NanoEulerError("the engine has no kernels for GPT-2: take --device cpu")
-    if precision != "float32" and on.capability < 80:
+    if precision != "float32" and not on.has_mma:
         raise NanoEulerError(
-            f"{precision} needs compute capability 8.0 or later, this GPU has {on.capability / 10}: take float32"
+            f"{precision} needs compute capability 8.0 or later, this GPU has {on.version}: take float32"
         )
     if config.head_dim not in flash.WIDTHS:
         raise NanoEulerError(

@@ -23,7 +23,8 @@ def to_pairs(w: np.ndarray, heads: int) -> np.ndarray:
     for q, G for k. Returns a copy of the same shape. Chapter 34.
     """
     halves = w.reshape(heads, 2, -1, w.shape[-1])  # [heads, half, C/2, D]
-    return halves.swapaxes(1, 2).reshape(w.shape)  # [heads, C/2, half, D]
+    # Without the copy, the result for C = 2 would be a view of w.
+    return halves.swapaxes(1, 2).copy().reshape(w.shape)  # [heads, C/2, half, D]
 
 
 def to_halves(w: np.ndarray, heads: int) -> np.ndarray:

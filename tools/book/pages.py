@@ -12,6 +12,7 @@ from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from nanoeuler_book import gpus
 from tools.book import guide, status
 from tools.notebooks import heads
 from tools.notebooks.heads import ROOT
@@ -76,6 +77,7 @@ class Status(Computed):
             "build": status.build,
             "notebooks": lambda: status.notebooks(heads.chapters().values()),
             "results": status.results,
+            "gpus": lambda: f"```text\n{gpus.tables()}\n```",
         }
         return made[self.arguments[0]]()
 
