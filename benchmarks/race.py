@@ -1,4 +1,4 @@
-"""Measure how many seconds `base` needs to reach 1.70 bits per byte on one GPU; needs a GPU, and PyTorch for its side.
+"""Measure how many seconds `base` needs to reach 1.70 bits per byte on one GPU; needs a GPU, and PyTorch for one side.
 
     python -m benchmarks.race step    --out FOLDER                # a step of AdamW and of Muon, in alternation
     python -m benchmarks.race sigma   --data ... --valid ...      # AdamW, ten seeds: how much runs vary
@@ -40,17 +40,17 @@ from nanoeuler_lib.text.shards import Shards
 from nanoeuler_lib.training import datasets
 from tools.notebooks.results import FOLDER, save
 
-GOAL, BOUND = 1.70, 4.3  # bits per byte; t of 9 degrees of freedom, p < 0.001
+GOAL, BOUND = 1.70, 4.3  # bits per byte; t with 9 degrees of freedom, p < 0.001
 TOKENS, SEARCH, SEEDS, PILOTS, GAIN = 8192, 99, range(5), range(100, 110), 0.001
-ROWS = 16, 64  # of the timed steps
-FULL = ((1.0, 512),)  # lengths: up to which share of the steps windows have so many tokens
+ROWS = 16, 64  # batch sizes of the timed steps
+FULL = ((1.0, 512),)  # lengths: pairs (up to which fraction of the steps, tokens per window)
 ADAMW = dict(optimizer="adamw", steps=1050, rate=6e-4, warmup=100, decline="cosine", decay=0.1, heads=4, lengths=FULL)
 GROWING = ((0.3, 64), (0.6, 128), (0.85, 256), (1.0, 512))
 RECIPE = dict(
     optimizer="muon", steps=410, rate=2.4e-3, move=0.3, momentum=0.85, rounds="four", warmup=15, decline="linear",
     decay=1.0, heads=2, lengths=GROWING,
 )  # fmt: skip
-START = RECIPE | dict(  # of the search
+START = RECIPE | dict(  # where the search starts
     steps=520, rate=1.2e-3, move=0.2, rounds="five", lengths=((0.35, 128), (0.7, 256), (1.0, 512))
 )  # fmt: skip
 ROUNDS = {"five": (program.QUINTIC,) * 5, "four of these": (program.QUINTIC,) * 4}
@@ -60,10 +60,10 @@ HERE = (
 
 
 def best_quintic(low: float, high: float) -> tuple[float, float, float, float]:
-    """The a, b, c of the a x + b x^3 + c x^5 closest to 1 on [low, high], and how far it is off.
+    """Return a, b, c of the a x + b x^3 + c x^5 closest to 1 on [low, high], and its largest distance from 1.
 
-    0 < low < high. By Remez's exchange: the best one is off by the same size, with alternating signs, at both ends and
-    at its two turning points. Appendix A3.
+    0 < low < high. Remez's exchange: the distance of the best polynomial has the same size, with alternating signs, at
+    both ends and at its two turning points. Appendix A3 derives this.
     """
     points = np.array([low, (3 * low + high) / 4, (low + 3 * high) / 4, high])
     for _ in range(50):
@@ -75,10 +75,10 @@ def best_quintic(low: float, high: float) -> tuple[float, float, float, float]:
 
 
 def best_quintics(rounds: int, least: float, cushion: float = 1.01) -> list[tuple[float, float, float]]:
-    """Coefficients (a, b, c) of polynomials that, one behind another, bring [least, 1] close to 1.
+    """Return the coefficients (a, b, c) of polynomials that, one after the other, bring [least, 1] close to 1.
 
-    Each is the best for the interval that those before leave; all but the last are stretched by `cushion`, so that
-    rounding does not leave the interval. Amsel et al. 2025, theorem 3.1.
+    Each polynomial is the best for the interval that the polynomials before it leave. All but the last are stretched by
+    `cushion`, so that rounding does not leave the interval. Amsel et al. 2025, theorem 3.1.
     """
     low, high, found = least, 1.0, []
     for left in reversed(range(rounds)):
@@ -93,7 +93,7 @@ ROUNDS["four"] = tuple(best_quintics(4, 0.003))
 
 
 def learning_rate(step: int, recipe: dict) -> float:
-    """The rate of a step: a linear warm-up, then the recipe's decline."""
+    """Return the learning rate of a step: a linear warm-up, then the recipe's decline."""
     if recipe["decline"] == "cosine":
         return optim.learning_rate(step, settings(recipe, 0))
     warmup, steps = recipe["warmup"], recipe["steps"]
@@ -101,18 +101,18 @@ def learning_rate(step: int, recipe: dict) -> float:
 
 
 def settings(recipe: dict, seed: int) -> TrainConfig:
-    """The part of a recipe that `TrainConfig` has names for."""
+    """Return the part of a recipe that `TrainConfig` has names for."""
     known = {name: value for name, value in recipe.items() if name not in HERE}
     return TrainConfig(batch=tokens_of(recipe) // recipe["lengths"][-1][1], seed=seed, **known)
 
 
 def tokens_of(recipe: dict) -> int:
-    """Tokens of a step."""
+    """Return the number of tokens per step."""
     return recipe.get("tokens", TOKENS)
 
 
 def stair(stairs: tuple, step: int, steps: int):
-    """What stands at a step: the second of the first pair (share, value) whose share of the steps is not over."""
+    """Return the value at a step: of the first pair (fraction, value) whose fraction of the steps is not over."""
     return next(value for share, value in stairs if step < share * steps or share == 1)
 
 
@@ -121,7 +121,7 @@ def shape_of(options, recipe: dict) -> ModelConfig:
 
 
 class Course:
-    """The batches of a run: of each step its tokens and targets, in windows of the length that is its turn."""
+    """The batches of a run: the tokens and targets of each step, in windows of the step's length."""
 
     def __init__(self, options, shape: ModelConfig, recipe: dict, seed: int):
         train, valid = Shards(options.data), [Shards(one) for one in options.valid]
@@ -135,12 +135,12 @@ class Course:
             self.of[length] = datasets.ShardDataset(train, valid, state)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens [rows, length], targets [rows, length, K]."""
+        """Return tokens [rows, length] and targets [rows, length, K]."""
         length = stair(self.lengths, step, self.steps)
         return self.of[length].batch(step, self.tokens // length)
 
     def batches(self):
-        """Those of all steps, each read while the one before is worked on."""
+        """Yield the batches of all steps; a thread reads each batch while the GPU works on the one before."""
         with ThreadPoolExecutor(1) as reader:
             ahead = reader.submit(self.batch, 0)
             for step in range(1, self.steps):
@@ -153,7 +153,7 @@ class Course:
 
 
 def first_weights(shape: ModelConfig, recipe: dict, seed: int) -> model.Parameters:
-    """A seed's, with matrices that write to the residual stream at zero where the recipe says "zero"."""
+    """Return the first weights of a seed; with "zero", matrices that write to the residual stream start at 0."""
     params = model.init(shape, seed)
     for name in params if recipe.get("zero") else ():
         if name.endswith((".out", ".down")):
@@ -162,7 +162,7 @@ def first_weights(shape: ModelConfig, recipe: dict, seed: int) -> model.Paramete
 
 
 class RaceStep(engine.Step):
-    """A step with the race's own decline of the rate."""
+    """A step with the race's own decline of the learning rate."""
 
     recipe: dict
 
@@ -173,7 +173,7 @@ class RaceStep(engine.Step):
 
 
 class Engine:
-    """One run on the engine: `take` a step, `begin` again from the seed's weights, `model` to score."""
+    """One run on the engine: `take` takes a step, `begin` restores the first weights, `model` is scored."""
 
     def __init__(self, options, shape, recipe, seed):
         config, where = settings(recipe, seed), "cpu" if options.device == "checked" else "gpu"
@@ -194,10 +194,10 @@ class Engine:
         self.optimizer.step = 0
 
     def take(self, number: int, tokens, targets) -> float:
-        """One step; returns the loss before it."""
+        """Take one step and return the loss before it."""
         self.step.micro = len(tokens)
         beta = stair(self.stairs, number, self.step.config.steps)
-        if beta != optim.MUON_BETA:  # it stands in the launches: they are written anew
+        if beta != optim.MUON_BETA:  # the recorded launches contain it, so record them again
             optim.MUON_BETA = beta
             for plan in self.model._plans.values():
                 plan.lists.pop(("update", self.step.key), None)
@@ -206,7 +206,7 @@ class Engine:
 
 
 class Torch:
-    """The same in compiled PyTorch, in the mode that captures CUDA graphs."""
+    """One run in compiled PyTorch, in the mode that captures CUDA graphs."""
 
     def __init__(self, options, shape, recipe, seed):
         from benchmarks.torch_peer import Recipe
@@ -238,12 +238,12 @@ SIDES = {"engine": Engine, "PyTorch": Torch}
 
 
 def run(options, side: str, recipe: dict, seed: int) -> dict:
-    """One run: its seconds, its loss, what it was."""
+    """Return one run as a row: its recipe, its seconds and its loss."""
     shape = shape_of(options, recipe)
     course, began = Course(options, shape, recipe, seed), time.perf_counter()
     made = SIDES[side](options, shape, recipe, seed)
     for length, dataset in course.of.items():
-        for _ in range(4):  # the first is compiled, the second captured
+        for _ in range(4):  # PyTorch compiles in the first step and captures in the second
             made.take(0, *dataset.batch(0, course.tokens // length))
     made.begin()
     ready, losses = time.perf_counter(), []
@@ -280,7 +280,7 @@ CHANGES = [
 
 
 def search(options, note):
-    """One change after another, kept where it lowers the loss by GAIN, or the seconds at a loss not higher by more."""
+    """Try one change after another, and keep a change that lowers the score (loss and seconds) by more than GAIN."""
     best, at = START | options.change, time.perf_counter()
     found = run(options, "engine", best, SEARCH)
     note(found | dict(change={}))
@@ -290,7 +290,7 @@ def search(options, note):
         other = run(options, "engine", best | change, SEARCH)
         note(other | dict(change=change))
         gain = found["bits"] - other["bits"]
-        # a hundredth of the seconds is worth 0.002 bits: so much fall the runs in so many steps
+        # 1% of the seconds counts as 0.002 bits: the loss falls by about that much in 1% of the steps
         if gain + 0.2 * (1 - other["seconds"] / found["seconds"]) > GAIN:
             best, found = best | change, other
     note(found | dict(change="best"))
@@ -323,7 +323,7 @@ def ladder(options, note):
 
 
 def step(options, note):
-    """Steps of AdamW and of Muon from the same weights on the same batches, in turns, at 16 and at 64 rows."""
+    """Time steps of AdamW and of Muon alternately, from the same weights on the same batches, with 16 and 64 rows."""
     from benchmarks import gpu_step
 
     for rows in ROWS:
@@ -351,12 +351,12 @@ def step(options, note):
 
 
 def passes(bits: list[float], sigma: float) -> bool:
-    """Whether runs of a side with so many bits per byte are below GOAL, for sigma of one run."""
+    """Return whether a side's runs, given their bits per byte, pass the rule for GOAL; sigma: of one run."""
     return (GOAL - statistics.mean(bits)) * len(bits) ** 0.5 >= BOUND * sigma
 
 
 def collect(options):
-    """data/results/race.json of a folder: config.json, and the rows that the sections left."""
+    """Write data/results/race.json from a folder with config.json and the rows of all sections."""
     folder, rows = Path(options.source), []
     for file in sorted(folder.glob("**/rows-*.jsonl")):
         section = file.stem.removeprefix("rows-")
@@ -377,11 +377,11 @@ def main() -> None:
     parser.add_argument("--preset", default="base")
     parser.add_argument("--device", default="gpu")
     parser.add_argument("--precision", default="bfloat16")
-    parser.add_argument("--mode", default="reduce-overhead", help="of torch.compile")
-    parser.add_argument("--change", type=json.loads, default={}, help="JSON: what differs from the recipe")
+    parser.add_argument("--mode", default="reduce-overhead", help="mode of torch.compile")
+    parser.add_argument("--change", type=json.loads, default={}, help="changes to the recipe, as JSON")
     parser.add_argument("--seeds", type=int, nargs="*")
-    parser.add_argument("--rounds", type=int, default=9, help="step: turns of each")
-    parser.add_argument("--seconds", type=float, default=400, help="search: no change is begun behind them")
+    parser.add_argument("--rounds", type=int, default=9, help="step: number of rounds")
+    parser.add_argument("--seconds", type=float, default=400, help="search: start no change after this many seconds")
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
     options.where = "cpu" if options.device == "checked" else "gpu"

@@ -1,4 +1,4 @@
-"""The tools that keep the book whole: the mirror, maps, terms, cells, the check of built pages; each can fail."""
+"""Test the tools that keep the book consistent: mirror, maps, terms, cells, and the check of built pages."""
 
 import json
 import re
@@ -83,7 +83,7 @@ HALVE = KERNELS[KERNELS.index("extern") :].rstrip()
 
 
 def mirrored(folder: Path, source: str, part: bool = False) -> Path:
-    """A chapter with one mirror cell, of Python or of CUDA, beside the library that it shows."""
+    """Write a chapter with one mirror cell, of Python or CUDA, and the library that the cell shows; return its path."""
     (folder / "nanoeuler_lib").mkdir(exist_ok=True)
     (folder / "nanoeuler_lib" / "thing.py").write_text(LIBRARY)
     (folder / "nanoeuler_lib" / "thing.cu").write_text(KERNELS)
@@ -99,7 +99,7 @@ def cuda(text: str) -> str:
     return f"%%cuda --cpu\n{text}"
 
 
-CHANGED = [  # a cell, and what the mirror says of it
+CHANGED = [  # a cell, and part of the mirror's message
     (FULL.replace("a number. R", "a string. R"), "double differs"),
     ("LIMIT = 4", "LIMIT differs"),
     ("def triple(x):\n    return 3 * x", "triple must be defined in"),
@@ -161,7 +161,7 @@ def test_cells_of_cuda_are_coloured_as_cuda():
 
 
 def test_jupyterlab_finds_the_extension_that_colours_them():
-    """The files that its package.json names are there, and pyproject.toml installs them where JupyterLab looks."""
+    """Check that the files in package.json exist, and that pyproject.toml installs them where JupyterLab looks."""
     folder = ROOT / "nanoeuler_lib" / "cuda" / "labextension"
     package = json.loads((folder / "package.json").read_text())
     entry = folder / package["jupyterlab"]["_build"]["load"]

@@ -1,4 +1,4 @@
-"""The models in the book's pages compute what the library does, in a real browser, beside the true source."""
+"""Test in a real browser that the models in the book's pages compute what the library and the true source compute."""
 
 import html
 import json
@@ -35,7 +35,7 @@ END = TOKENIZER.special_tokens["<|endoftext|>"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """The files of the pages as in the built book, where a browser may open them."""
+    """Write the files of the pages as in the built book, to a folder in which a browser may open them."""
     folder = tmp_path_factory.mktemp("live")
     for file in STATIC.iterdir():
         shutil.copy(file, folder)
@@ -44,12 +44,12 @@ def folder(tmp_path_factory) -> Path:
 
 
 def page_data(folder: Path) -> dict:
-    """What the page has loaded."""
+    """Return the data that the page has loaded."""
     return json.loads((folder / "konigsberg.js").read_text().split("NanoEuler.data = ")[1].rstrip(";\n"))
 
 
 def run_page(folder: Path, script: str, body: str = "", given: object = None):
-    """What the body of an async JavaScript function returns, in a page opened from a file. `given` is its variable."""
+    """Return the result of an async JavaScript function body, run in a page from a file. `given`: its variable."""
     page = f"""<!doctype html><meta charset="utf-8"><html lang="en"><body>{body}<pre id="result"></pre>
 <script>const given = {json.dumps(given)};</script>
 <script src="model.js"></script>
@@ -89,7 +89,7 @@ const reading = new NanoEuler.Reading(page);
 
 
 def nasty_texts() -> list[str]:
-    """Contractions, spaces of all kinds, umlauts, marks, digits of other scripts, emoji, and texts drawn from these."""
+    """Return contractions, spaces of all kinds, umlauts, marks, other scripts' digits, emoji, and samples of these."""
     texts = [
         "", " ", "  ", "\n", " \n ", "a  b", "a \n\n b ", "trailing  ", "\t\ttabs\r\nlines\r",
         "it's we'll I'd you've they're I'm 'twas IT'S we’ll ''s 'll's", "Käthe, Straße, Möller", "na\u0308ive e\u0301",
@@ -116,14 +116,14 @@ def test_tokens_are_the_librarys(folder):
     )
     for text, (ids, again) in zip(texts, found, strict=True):
         assert ids == TOKENIZER.encode(text).tolist(), repr(text)
-        assert again == text.removeprefix("\ufeff"), repr(text)  # TextDecoder takes a byte order mark away
+        assert again == text.removeprefix("\ufeff"), repr(text)  # TextDecoder removes a byte order mark
 
 
 # ---- The model
 
 
 def sequences() -> list[list[int]]:
-    """Token ids to read one after another: some begin alike, some are noise, some fill the context."""
+    """Return lists of token ids to read in order: some have equal prefixes, some are noise, some fill the context."""
     rng = np.random.default_rng(8)
     story = [END, *map(int, TOKENIZER.encode(konigsberg.sample(3, "belief").text))]
     other = [END, *map(int, TOKENIZER.encode("Käthe lent the moon to 77 geese; it’s naïve!\n\n" * 3))]
@@ -133,8 +133,8 @@ def sequences() -> list[list[int]]:
 
 @browser
 def test_logits_and_attention_are_the_librarys(folder):
-    """At every position, to 1e-4, with a cache that is cut back where the next text begins as the last one did."""
-    looked = [  # layer, head (None: the mean of all), from where
+    """Compare at every position, to 1e-4; the cache keeps the prefix that a text shares with the one before it."""
+    looked = [  # layer, head (None: the mean of all heads), position
         (layer, head, place) for layer in range(4) for head in (0, 1, 2, 3, None) for place in (0, 19, 70)
     ]
     given = {"sequences": sequences(), "looked": looked}
@@ -176,7 +176,7 @@ def test_logits_and_attention_are_the_librarys(folder):
 
 @browser
 def test_a_text_longer_than_the_context_is_read_as_the_library_reads_it(folder):
-    """Growing token by token, the later half is read again whenever the context is full: `generate.speculate`."""
+    """Grow a text by tokens; when the context is full, the later half is read again, as in `generate.speculate`."""
     context = MODEL.config.context
     ids = np.random.default_rng(5).integers(0, END, 2 * context + 10).tolist()
     lengths = [0, 1, context - 1, context, context + 63, context + 64, 2 * context + 9]
@@ -237,7 +237,7 @@ PICTURE = '<img class="{}" src="writer.png" alt="picture" width="300" height="20
 
 @browser
 def test_the_writer_works(folder):
-    """From a file: the picture becomes the instrument, whose controls do what they say."""
+    """Open the page from a file: the picture is replaced by the instrument, and each control has its effect."""
     found = run_page(
         folder,
         INSTRUMENT
@@ -264,10 +264,10 @@ def test_the_writer_works(folder):
     decode = TOKENIZER.decode
     text, rows, looked = found["start"]
     assert found["left"] == 0 and text == decode(story[:place])
-    p = generate.filtered_probs(MODEL.logits(np.array([[END, *story[:place]]]))[0, -1])[1][0]  # of the likeliest
+    p = generate.filtered_probs(MODEL.logits(np.array([[END, *story[:place]]]))[0, -1])[1][0]  # of the most likely one
     assert rows[0] == [decode(story[place : place + 1]), f"{100 * p:.0f} %", "100 %", *rows[0][3:]]
-    assert {row[2] for row in rows[1:]} == {"0"}  # the story has said who, so the source knows
-    holder = re.search(r'"(\w+)', decode(story[place - 1 :]))[1]  # who has it, says the story
+    assert {row[2] for row in rows[1:]} == {"0"}  # the story has named the person, so the source knows it
+    holder = re.search(r'"(\w+)', decode(story[place - 1 :]))[1]  # the holder that the story names
     assert f"␣{holder} (token" in looked.split(",")[0], looked
     assert found["follow"][0] == decode(story[: place + 1]) and "true source 100 %" in found["follow"][1]
     assert found["off"][0] == [1, "The text has left the"] and found["off"][1] == found["follow"][0]
@@ -336,13 +336,13 @@ def test_a_page_without_weights_keeps_the_picture_and_one_without_english_has_no
 # ---- The English model
 
 
-LETTERS = Tokenizer([(104, 101), (32, 256), (110, 100)])  # "he", " he", "nd"
+LETTERS = Tokenizer([(104, 101), (32, 256), (110, 100)])  # the tokens "he", " he", "nd"
 SMALL = GPT(ModelConfig(64, 2, 1, 2, 24, LETTERS.vocab_size, predict=1), seed=4)
 
 
 @pytest.fixture(scope="module")
 def english(tmp_path_factory) -> Path:
-    """The pages' files of a package that has an English model, in pieces that end inside matrices; an untrained one."""
+    """Write the pages' files for a package with an untrained English model, in pieces that end inside matrices."""
     folder, package = tmp_path_factory.mktemp("english"), tmp_path_factory.mktemp("package")
     for name in ("konigsberg-small", "konigsberg-chat"):
         (package / name).symlink_to(checkpoint.PRETRAINED / name)
@@ -359,7 +359,7 @@ def english(tmp_path_factory) -> Path:
         for file in STATIC.glob("*.js"):
             shutil.copy(file, folder)
         assert live.write_script(folder / "konigsberg.js") and not live.write_script(folder / "konigsberg.js")
-        SMALL.params.flat[...] = checkpoint.load_pretrained(live.ENGLISH)[0].params.flat  # what int8 leaves of it
+        SMALL.params.flat[...] = checkpoint.load_pretrained(live.ENGLISH)[0].params.flat  # int8's rounding
     return folder
 
 
@@ -448,7 +448,7 @@ def test_what_the_page_cannot_read_is_refused_and_old_pieces_go(tmp_path, monkey
 
 
 def test_the_weights_in_the_page_are_the_checkpoints(monkeypatch):
-    """16 bits hold them; weights that 16 bits do not hold are refused, the page would compute something else."""
+    """Refuse weights that 16 bits cannot represent, because the page would compute something else."""
     monkeypatch.setattr(live, "STORIES", live.STORIES[:1])
     data = live.page_data()
     assert sum(size for _, size in data["tensors"]) == MODEL.size - 3 * MODEL.config.dim * MODEL.config.vocab_size

@@ -1,4 +1,4 @@
-"""The built pages: what stands in them, and what a browser shows, on a desk, a phone and paper."""
+"""Test the built pages: their content, and how a browser shows them on a desktop, on a phone and on paper."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def text(site, page: str) -> str:
     return (site / f"{page}.html").read_text("utf-8")
 
 
-# ---- What stands in the pages
+# ---- The content of the pages
 
 
 def test_references_begin_as_they_are_cited_and_lead_back(site):
@@ -60,14 +60,14 @@ def test_every_work_has_its_own_label_and_a_link():
     entries = parse_file(str(pages.ROOT / "book" / "references.bib")).entries
     labels = Counter(author_year(entry) for entry in entries.values())
     twice = [label for label, n in labels.items() if n > 1]
-    assert not twice, f"two works are cited alike, give their years an a and a b: {twice}"
+    assert not twice, f"two works have the same label, add a and b to their years: {twice}"
 
 
 def test_search_does_not_know_the_map_of_the_book(site):
     index = json.loads((site / "searchindex.js").read_text("utf-8").removeprefix("Search.setIndex(")[:-1])
     assert "You are here" in text(site, CHAPTER)
     texts = {page: str(sections).lower() for page, (_, sections) in index["pages"].items()}
-    assert "optimiser" not in texts[CHAPTER] and "speculative" not in texts[CHAPTER]  # of the map's titles alone
+    assert "optimiser" not in texts[CHAPTER] and "speculative" not in texts[CHAPTER]  # only in the map's titles
     assert "softmax" in texts[CHAPTER]
     ids = set(re.findall(r'id="([^"]+)"', text(site, CHAPTER)))
     assert {anchor for anchor, *_ in index["pages"][CHAPTER][1]} <= ids
@@ -90,14 +90,14 @@ def test_a_page_that_does_not_exist_leads_back_from_any_address(site):
 def test_the_book_carries_no_weight_that_nothing_asks_for(site):
     static = site / "_static"
     assert not [*static.rglob("*.map"), *static.rglob("fontawesome.js"), *static.glob("mathjax/*svg*")]
-    clicked = [*static.glob("live/english*.js")]  # loaded on a click alone
+    clicked = [*static.glob("live/english*.js")]  # loaded only after a click
     assert sum(path.stat().st_size for path in {*static.rglob("*")} - {*clicked}) < 10.5e6
     assert clicked and sum(path.stat().st_size for path in clicked) < 4.5e6
     assert "mathjax/tex" not in text(site, "search") and "mathjax/tex" in text(site, CHAPTER)
     every = "".join(text(site, page) for page in TEMPLATES if "?" not in page)
     icons = set(re.findall(r'class="fa[sb]? ?(?:fa-\w+ )?(fa-[a-z-]+)', every))
     drawn = set(re.findall(r"\.(fa-[a-z-]+)::before", (static / "custom.css").read_text()))
-    assert icons and icons <= drawn | {"fa-lg"}, f"no letter of the web font for {icons - drawn}"
+    assert icons and icons <= drawn | {"fa-lg"}, f"the web font has no glyph for {icons - drawn}"
 
 
 def test_a_changed_chapter_gives_the_same_book_as_all_of_it_built_anew(site):
@@ -109,7 +109,7 @@ def test_a_changed_chapter_gives_the_same_book_as_all_of_it_built_anew(site):
 
 
 def test_the_book_and_jupyterlab_number_alike(site):
-    """Figures, equations, exercises and theorems; in the second chapter with another before it."""
+    """Compare figures, equations, exercises and theorems, also in a chapter that follows another chapter."""
     number = r"\(?(?:[A-Z]\w+ )?(\w+\.\d+)"
     boxes = rf'id="((?:fig|ex|thm)-[\w-]+)"(?:(?!\bid="(?:fig|ex|thm)-).)*?caption-number">{number}'
     equations = rf'id="equation-(eq-[\w-]+)">\s*<span class="eqno">{number}'
@@ -118,7 +118,7 @@ def test_the_book_and_jupyterlab_number_alike(site):
         found = numbering.in_jupyterlab(json.loads(chapter))
         assert {label: n for pattern in (boxes, equations) for label, n in re.findall(pattern, page, re.S)} == found
         assert {re.sub("-.*", "", label) for label in found} >= {"fig", "eq", "ex"}
-        assert not re.search(r"enumerator|:enumerated:|:nonumber:", page), "this is for JupyterLab alone"
+        assert not re.search(r"enumerator|:enumerated:|:nonumber:", page), "this is only for JupyterLab"
         assert page.count("<figcaption") == page.count('caption-number">Figure') > 0
     assert "Figure 6.1</span></a>" in text(site, CHAPTER)
     assert re.search(r'href="#equation-eq-attention-score">\(6\.\d\)</a>', text(site, CHAPTER))
@@ -139,7 +139,7 @@ def browser():
 
 @pytest.fixture
 def visit(site, browser):
-    """Open a page at the book's address; what it asks of other places, and what goes wrong on it, fails the test."""
+    """Open a page at the book's address; a request to another server, or an error on the page, fails the test."""
     opened, outside, errors = [], [], []
 
     def answer(route):
@@ -147,7 +147,7 @@ def visit(site, browser):
         path = site / unquote(urlsplit(url).path.removeprefix(urlsplit(BASE).path))
         if url.startswith(BASE) and path.is_file():
             route.fulfill(path=path)
-        elif path.name == "basic.css":  # Chromium's scanner looks for an import of theme.css beside the page, too
+        elif path.name == "basic.css":  # Chromium's scanner also looks for an import of theme.css next to the page
             route.fulfill(body="", content_type="text/css")
         else:
             (errors if url.startswith(BASE) else outside).append(f"not there: {url}")
@@ -170,7 +170,7 @@ def visit(site, browser):
     yield opened_page
     for context in opened:
         context.close()
-    assert not outside, f"asked of another server: {outside}"
+    assert not outside, f"requested from another server: {outside}"
     assert not errors, errors
 
 
@@ -184,7 +184,7 @@ def test_no_fault_of_wcag_21(visit, page, theme, width):
     if page.startswith("notebooks/"):
         tab.evaluate("document.querySelectorAll('details').forEach(fold => (fold.open = true))")
     tab.evaluate(pages.axe())
-    tab.wait_for_function("!document.getAnimations().length")  # what fades has neither of its colours
+    tab.wait_for_function("!document.getAnimations().length")  # an element that fades has neither colour
     result = tab.evaluate("axe.run(document)")
     assert len(result["passes"]) > 10
     faults = [
@@ -220,7 +220,7 @@ def test_a_phone_shows_formulas_beside_their_numbers_and_figures_that_can_be_rea
         const [n, f] = ['.eqno', 'mjx-container'].map(s => row.querySelector(s).getBoundingClientRect());
         return !(n.left < f.right - 1 && f.left < n.right - 1 && n.top < f.bottom - 1 && f.top < n.bottom - 1);
     })""")
-    assert len(rows) > 3 and all(rows), "a number lies on its formula"
+    assert len(rows) > 3 and all(rows), "a number overlaps its formula"
     wide = tab.locator("mjx-container[data-wide]")
     assert wide.count() and wide.first.get_attribute("tabindex") == "0"
     assert "gradient" in wide.first.evaluate("e => getComputedStyle(e).maskImage")
@@ -237,7 +237,7 @@ def test_a_phone_shows_formulas_beside_their_numbers_and_figures_that_can_be_rea
 @in_a_browser
 @pytest.mark.parametrize("page", ["book/intro", CHAPTER])
 def test_a_finger_meets_what_it_aims_at(visit, page):
-    """24 pixels of height and width, as WCAG 2.2 has it; links in a line of text may be lower."""
+    """Require 24 pixels of height and width, as WCAG 2.2 does; links within a line of text may be lower."""
     tab = visit(page, 390)
     if page == "book/intro":
         tab.wait_for_selector(".live")
@@ -269,10 +269,10 @@ def test_paper_is_white_and_shows_everything(visit):
     assert background in ("rgb(255, 255, 255)", "rgba(0, 0, 0, 0)")
     unseen = tab.evaluate("""() => [...document.querySelectorAll('details.hide > summary ~ *')].filter(
         e => getComputedStyle(e).animationName !== 'none').length""")
-    assert not unseen, "an animation is printed at its beginning"
+    assert not unseen, "an animation is printed in its first state"
     cut = tab.evaluate("""() => [...document.querySelectorAll('article pre')].filter(
         e => e.getClientRects().length && e.scrollWidth > e.clientWidth + 1).length""")
-    assert not cut, f"{cut} cells are cut at the edge"
+    assert not cut, f"{cut} cells are cut off at the edge"
 
 
 @in_a_browser
@@ -295,7 +295,7 @@ def test_the_whole_book_keeps_every_anchor_and_link(site):
     ids = re.findall(r'\bid="([^"]+)"', found)
     assert len(ids) == len(set(ids))
     inside = [link for link in re.findall(r'href="#([^"]+)"', found) if "--" in link]
-    inside = [link for link in inside if not link.endswith((".ipynb", ".md"))]  # to pages left out here
+    inside = [link for link in inside if not link.endswith((".ipynb", ".md"))]  # links to pages that are left out here
     assert len(inside) > 100 and set(inside) <= set(ids)
     assert found.count("<article") == len(every) + 1 and 'href="#notebooks-06_attention"' in found
     assert not re.search(r"<details(?![^>]*\bopen)", found)

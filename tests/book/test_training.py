@@ -1,4 +1,4 @@
-"""The model that trains in a page: its gradients and steps are the library's, and the page does what it says."""
+"""Test the model that trains in a page: its gradients and steps equal the library's, and the page's controls work."""
 
 import shutil
 
@@ -27,7 +27,7 @@ const engine = NanoEuler.training();
 
 @pytest.fixture(scope="module")
 def stories() -> dict:
-    """What the page loads, with fewer stories to read."""
+    """Write the files that the page loads, with fewer stories."""
     return training.page_data(train_bytes=60_000, held_bytes=3_000)
 
 
@@ -48,7 +48,7 @@ def folder(tmp_path_factory, stories):
 
 
 def case() -> tuple[GPT, list[list[int]], np.ndarray, np.ndarray]:
-    """A model with random gains and three query heads a key, four stories of odd lengths, and the rows they make."""
+    """Return a model with random gains and three query heads per key, four stories of odd lengths, and their rows."""
     rng = np.random.default_rng(1)
     config = ModelConfig(dim=24, heads=6, kv_heads=2, layers=2, context=48, vocab_size=20, predict=1, ffn=20)
     model = GPT(config)
@@ -75,7 +75,7 @@ def given_of(model, told) -> dict:
 
 @browser
 def test_gradients_and_steps_are_the_librarys(folder):
-    """Each gradient to 1e-4 of its largest element; three losses, and all parameters behind two steps of AdamW."""
+    """Compare each gradient to 1e-4 of its largest element, three losses, and the parameters after two AdamW steps."""
     model, told, tokens, targets = case()
     found = run_page(
         folder,
@@ -107,7 +107,7 @@ def test_gradients_and_steps_are_the_librarys(folder):
 
 @browser
 def test_a_break_acts_where_it_says(folder):
-    """Three are in gradients and leave the loss, two are in the model; before the first wrong layer all is right."""
+    """Three breaks change only gradients and two change the model; layers before the first wrong one stay right."""
     model, told, *_ = case()
     found = run_page(
         folder,
@@ -152,7 +152,7 @@ def test_the_page_reads_the_stories_that_were_packed(folder, stories):
 
 
 def test_the_trigram_stands_between_the_floor_and_a_guess(stories):
-    """On stories that it has not counted."""
+    """Use stories that the model has not counted."""
     held = training.konigsberg.corpus(training.HELD_BYTES, training.HELD_SEED).split(training.data.SEPARATOR)
     known = training.konigsberg.corpus(300_000, training.TRAIN_SEED).split(training.data.SEPARATOR)
     assert not set(held) & set(known)
@@ -164,7 +164,7 @@ def test_the_trigram_stands_between_the_floor_and_a_guess(stories):
 
 @in_a_browser
 def test_a_reader_trains_a_model(folder):
-    """From a file, in a worker: nothing loads before the click; the loss falls, a story is told, a break is seen."""
+    """Open the page from a file: it loads nothing before a click; the loss falls, a story is written, a break shows."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
@@ -180,7 +180,7 @@ def test_a_reader_trains_a_model(folder):
         page.keyboard.press("Enter")
         page.wait_for_function("/^All /.test(document.querySelector('[role=status]').textContent)")
         label = page.get_by_role("img").get_attribute("aria-label")
-        assert float(label.split(": ")[1].split()[0]) < 2.2, label  # a fresh model has 3.3
+        assert float(label.split(": ")[1].split()[0]) < 2.2, label  # an untrained model has 3.3
         page.get_by_role("button", name="Let it tell a story").click()
         page.wait_for_function("/tokens: “.+”/s.test(document.querySelector('.live-story').textContent)")
         page.get_by_role("button", name="A new model").click()

@@ -1,4 +1,4 @@
-"""Chapter 01: every check accepts a right answer and rejects wrong ones, each by the name of its mistake."""
+"""Test chapter 01: each check accepts a right answer, and rejects wrong answers with the name of the mistake."""
 
 import re
 from collections import Counter
@@ -19,7 +19,7 @@ def without_overlaps(words):
 
 
 def train(words, number, greatest):
-    """The trainer with another order of pairs, greatest(count, their tokens); words are lists of ids."""
+    """Train with a different order of pairs, by greatest(count, tokens of the pair); words are lists of ids."""
     words, merges, tokens = [list(word) for word in words], [], [bytes([byte]) for byte in range(256)]
     while len(merges) < number and (counts := count_pairs(words)):
         pair = max(counts, key=lambda pair: greatest(counts[pair], *(tokens[id] for id in pair)))
@@ -41,7 +41,7 @@ def premium_with_spaces_apart(merges, one, other):
     return count(other) / count(one)
 
 
-# check: (the right answer, {part of the sentence that the check answers: wrong answer})
+# check: ([right answers], {part of the check's message: wrong answer})
 GAPS = {
     "check_count_pairs": (
         [count_pairs],

@@ -1,4 +1,4 @@
-"""Chapter 13: its checks accept the right answer and reject wrong ones by name; its stored results are its own."""
+"""Test chapter 13: its checks accept right answers and reject wrong ones, and its stored results belong to it."""
 
 import contextlib
 import io
@@ -17,24 +17,24 @@ NOTEBOOK = ("13_fast_on_a_cpu", "ROWS", "EXPRESSIONS", "mystery", "SMALL", "BATC
 
 @pytest.fixture(scope="module")
 def names():
-    """What the notebook's cells tagged `setup` define: functions, checks, solutions, wrong answers."""
+    """Return what the notebook's cells tagged `setup` define: functions, checks, solutions, wrong answers."""
     defined = {}
     with contextlib.redirect_stdout(io.StringIO()):
         for cell in code_cells(NOTEBOOK[0]):
             if "setup" in (tags := cell.metadata.get("tags", ())) and "nbval-ignore-output" not in tags:
                 exec(cell.source, defined)
-            elif "setup" in tags:  # its timings are of no use here, its functions are
+            elif "setup" in tags:  # only its functions are needed, not its timings
                 exec("\n\n".join(definitions(cell.source)), defined)
     return defined
 
 
 def definitions(source: str) -> list[str]:
-    """The functions of a cell that also times something."""
+    """Return the functions of a cell that also times something."""
     blocks = source.split("\n\n\n")
     return [block for block in blocks if block.startswith("def ")]
 
 
-# ---- Wrong answers to the gaps; those to the exercises stand in the notebook's solution cells.
+# ---- Wrong answers to the gaps; the wrong answers to the exercises are in the notebook's solution cells.
 
 
 def halves(gate_up):
@@ -68,7 +68,7 @@ def swiglu_by_growing_exponential(hidden, sigmoid, gate_up):
     gate, up = halves(gate_up)
     np.exp(gate, out=hidden)
     np.add(hidden, 1, out=sigmoid)
-    np.divide(hidden, sigmoid, out=sigmoid)  # infinity over infinity
+    np.divide(hidden, sigmoid, out=sigmoid)  # infinity divided by infinity
     np.multiply(gate, sigmoid, out=hidden)
     hidden *= up
 
@@ -87,7 +87,7 @@ def lse_nan_after_minus_infinity(pieces):
 
 
 def lse_keeps_the_pieces(pieces):
-    row = np.concatenate(list(pieces), axis=-1)  # one buffer, many times
+    row = np.concatenate(list(pieces), axis=-1)  # may be the same buffer each time
     top = row.max(axis=-1)
     return top + np.log(np.exp(row - top[:, None]).sum(axis=-1))
 
@@ -151,7 +151,7 @@ test_other_right_answers = accepts({"check_ordered_sum": [sum_of_parts], "check_
 
 
 def test_the_counter_counts(names):
-    """A product of known size, a sum in place, and a function that copies."""
+    """Count a product of known size, a sum in place, and a function that copies."""
     counted, a = names["Counted"], np.ones((3, 5), np.float32).view(names["Counted"])
     counted.calls = []
     out = np.empty((3, 4), np.float32).view(counted)
@@ -178,7 +178,7 @@ def test_stored_results_are_of_this_experiment(names):
 
 
 def test_the_steps_of_the_last_section_are_steps_of_the_frame(names, monkeypatch):
-    """Plain functions and fast composites train the same model, and the record is of the frame."""
+    """Check that plain functions and fast composites train the same model, and that the record belongs to the frame."""
     monkeypatch.setattr(names["frame"], "training_tokens", lambda: names["TEXT"])
     weights = []
     for version in ("plain", "cpu"):

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 -- a kernel's text stays on its line
-"""Chapter 25: its checks accept what is right and reject wrong answers, each of them named; what it measures is right."""
+"""Test chapter 25: its checks accept right answers and reject wrong ones by name; its script measures."""
 
 import numpy as np
 import pytest
@@ -16,33 +16,33 @@ NOTEBOOK = (
 pytestmark = pytest.mark.compiler
 
 
-# ---- The gaps: the book's kernel, and what is changed in it
+# ---- The gaps: changes of the book's kernels
 
 TILED = {
-    "no barrier behind the product": ("__syncthreads();  // nobody", "// nobody"),
+    "no barrier after the product": ("__syncthreads();  // nobody", "// nobody"),
     "no mask for c": ("if (row < M && column < N) c", "c"),
     "the last tile left out": ("k0 < K;", "k0 + 31 < K;"),
-    "threads outside leave": ("float sum = 0;", "float sum = 0; if (row >= M || column >= N) return;"),
-    "from global memory": ("sum += as[y][k] * bs[k][x]", "if (row < M && column < N && k0 + k < K) sum += a[(size_t)row * K + k0 + k] * b[(size_t)(k0 + k) * N + column]"),
+    "threads outside return early": ("float sum = 0;", "float sum = 0; if (row >= M || column >= N) return;"),
+    "read from global memory": ("sum += as[y][k] * bs[k][x]", "if (row < M && column < N && k0 + k < K) sum += a[(size_t)row * K + k0 + k] * b[(size_t)(k0 + k) * N + column]"),
 }  # fmt: skip
 PATCH = {
     "columns side by side": ("x + 16 * j", "x * 8 + j"),
     "seven of eight": ("k < 8; k++", "k < 7; k++"),
     "no mask for rows": ("if (row < M && column < N) c", "if (column < N) c"),
     "b read for each product": ("+= u[i] * v[j]", "+= u[i] * bs[k][x + 16 * j]"),
-    "loops over registers kept": (
+    "loops over registers not unrolled": (
         "#pragma unroll\n      for (int i = 0; i < 8; i++)\n#pragma unroll",
         "#pragma unroll 1\n      for (int i = 0; i < 8; i++)\n#pragma unroll",
     ),
 }
 PIPELINE = {
-    "the question before the barrier": (
+    "the request before the barrier": (
         "__syncthreads();  // this tile is complete, and no thread reads the last one any more\n    "
         "a += BK, b += (size_t)BK * N;\n    ask<INSIDE>(tiles[1 - now], a, b, N, K, high, wide, K - k - BK);",
         "a += BK, b += (size_t)BK * N;\n    ask<INSIDE>(tiles[1 - now], a, b, N, K, high, wide, K - k - BK);\n    __syncthreads();",
     ),
-    "a wait for all but one": ("copy_async_wait<0>();", "copy_async_wait<1>();"),
-    "asked for after the product": (
+    "the wait leaves one copy open": ("copy_async_wait<0>();", "copy_async_wait<1>();"),
+    "the request after the product": (
         "ask<INSIDE>(tiles[1 - now], a, b, N, K, high, wide, K - k - BK);\n    multiply_tile(sum, tiles[now], row, column);",
         "multiply_tile(sum, tiles[now], row, column);\n    ask<INSIDE>(tiles[1 - now], a, b, N, K, high, wide, K - k - BK);",
     ),
@@ -52,7 +52,7 @@ PADDED = [("as[32][32]", "as[32][33]"), ("as[y][x] =", "as[x][y] ="), ("as[y][k]
 test_right_gaps, test_wrong_gaps = rewritten_tests(
     {
         "check_tiled": ("matmul_tiled", {"a transposed, its rows padded": PADDED}, TILED),
-        "check_patch": ("matmul_patch", {"columns in another order": [("x + 16 * j", "x + 16 * (7 - j)")]}, PATCH),
+        "check_patch": ("matmul_patch", {"columns in reverse order": [("x + 16 * j", "x + 16 * (7 - j)")]}, PATCH),
         "check_pipeline": ("matmul", {}, PIPELINE),
     }
 )
@@ -62,13 +62,13 @@ ROUND = "copy_async_wait<0>(); __syncthreads(); ask({i} + 1); multiply_tile(sum,
 LOOP = "ask(0); for (int i = 0; i * BK < K; i++) {"
 RIGHT_LOOPS = {
     "plain": f"{LOOP} /* the one __syncthreads() of a round */ {ROUND.format(i='i')} }}",
-    "the last tile behind the loop": "ask(0); int n = (K + BK - 1) / BK; for (int i = 0; i < n - 1; i++) {"
+    "the last tile after the loop": "ask(0); int n = (K + BK - 1) / BK; for (int i = 0; i < n - 1; i++) {"
     f"{ROUND.format(i='i')} }} copy_async_wait<0>(); __syncthreads(); multiply_tile(sum, tiles[(n - 1) % 2], row, column);",
     "a barrier by another name": f"auto meet = [&] {{ __syncthreads(); }}; {LOOP} {ROUND.format(i='i').replace('__syncthreads', 'meet')} }}",
 }
 WAITED = ROUND.format(i="i").replace("multiply", "{wait} multiply")
 WRONG_LOOPS = {
-    "waited for if it is there": WAITED.format(wait="if ((i + 1) * BK < K) copy_async_wait<0>();"),
+    "waited for only if it exists": WAITED.format(wait="if ((i + 1) * BK < K) copy_async_wait<0>();"),
     "two barriers by another name": f"auto meet = [&] {{ __syncthreads(); }}; {ROUND.format(i='i').replace('__syncthreads', 'meet')} meet();",
 }
 
@@ -89,10 +89,10 @@ def test_a_kernel_without_reuse_is_not_the_answer_to_the_gaps_on_reuse(chapter):
     assert rejected(chapter.check_patch, chapter.matmul_tiled)
 
 
-# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
+# ---- The exercises; running the notebook tries the wrong answers that a solution names
 
 
-def test_a_whole_number_of_numpy_is_an_answer(chapter):
+def test_an_integer_of_numpy_is_an_answer(chapter):
     assert verdict(chapter.check_smallest, lambda: np.int64(33)) == "right"
 
 

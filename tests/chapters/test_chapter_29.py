@@ -1,4 +1,4 @@
-"""Chapter 29: its checks accept what is right and reject wrong answers, each of them named."""
+"""Test chapter 29: its checks accept right answers and reject wrong ones by name."""
 
 import pytest
 from chapters import rewritten_tests
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.compiler
 
 NOTE = "return lambda *arguments: calls.append((name, arguments))"
 WRONG_RECORDS = {
-    "the known composites alone": (NOTE, f"assert name in ('embed', 'linear', 'zero')\n            {NOTE}"),
+    "only the known composites": (NOTE, f"assert name in ('embed', 'linear', 'zero')\n            {NOTE}"),
     "copies of the arguments": ("(name, arguments)", "(name, tuple(map(np.array, arguments)))"),
     "one list for all recordings": ("record(run):\n    calls = []", "record(run, calls=[]):"),
     "the first call of a name": ("arguments: calls", "arguments: name in dict(calls) or calls"),
@@ -20,9 +20,9 @@ WRONG_RECORDS = {
 MEET = "begin <= last and first <= end"
 WRONG_PLACES = {
     "ends may touch": (MEET, "begin < last and first < end"),
-    "nobody meets": (f" if {MEET}", " if False"),
-    "never below another": ("if at + size <= start", "if False"),
-    "met if it begins inside": (MEET, "begin <= first <= end"),
+    "no lifetimes overlap": (f" if {MEET}", " if False"),
+    "never below a live array": ("if at + size <= start", "if False"),
+    "overlap only if it begins inside": (MEET, "begin <= first <= end"),
 }
 RIGHT_KERNELS = {
     "weighted sums": (
@@ -32,13 +32,13 @@ RIGHT_KERNELS = {
     "decay first": (
         ("if (i < decayed) change += decay * p[i];", "if (i < decayed) p[i] -= step[0] * decay * p[i];"),
     ),
-    "no norm above all floats": (("!isfinite(factor[1])", "!(factor[1] <= 3.4e38f)"),),
+    "a comparison with the largest float": (("!isfinite(factor[1])", "!(factor[1] <= 3.4e38f)"),),
 }  # fmt: skip
 WRONG_KERNELS = {
-    "a norm that is no number goes on": ("!isfinite(factor[1])", "isinf(factor[1])"),
+    "a NaN norm is accepted": ("!isfinite(factor[1])", "isinf(factor[1])"),
     "the decay is clipped away": ("change += decay * p[i];", "change += factor[0] * decay * p[i];"),
-    "eps inside of the root": ("(sqrtf(step[2] * v[i]) + eps)", "sqrtf(step[2] * v[i] + eps)"),
-    "one thread a number": ("i < n; i += gridDim.x * blockDim.x", "i < n; i += n"),
+    "eps inside the root": ("(sqrtf(step[2] * v[i]) + eps)", "sqrtf(step[2] * v[i] + eps)"),
+    "one thread per number": ("i < n; i += gridDim.x * blockDim.x", "i < n; i += n"),
 }
 test_right_kernels, test_wrong_gaps = rewritten_tests(
     {

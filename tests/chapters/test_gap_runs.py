@@ -1,7 +1,7 @@
-"""Whatever a reader writes into the gaps, the chapter runs to its last cell; and no check takes junk for an answer.
+"""Check that a chapter runs to its last cell whatever the gaps contain, and that no check accepts junk.
 
-Each run is a process (gap_runs.py). By default one chapter of Python and one of kernels is run, and four with right
-answers written in another way (other_answers.py); --slow runs all, since they take a quarter of an hour of a processor.
+Each run is a process (gap_runs.py). By default, one chapter of Python and one of kernels run, and four chapters with
+right answers in a different style (other_answers.py). --slow runs all, which takes a quarter of an hour on one core.
 """
 
 import functools
@@ -21,7 +21,7 @@ from gap_runs import MODES, ROOT
 
 CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 QUICK = {"A1_cpu_runtime"}
-SOON = {"00_start_here", "01_bytes_and_pairs", "05_checking_gradients", "08_residual_stream"}  # in another way
+SOON = {"00_start_here", "01_bytes_and_pairs", "05_checking_gradients", "08_residual_stream"}  # in a different style
 KERNELS = {name for name in CHAPTERS if "23" <= name[:2] <= "29" or name.startswith("A1")}
 
 
@@ -34,7 +34,7 @@ each_chapter = pytest.mark.parametrize("name", [pytest.param(name, marks=marks(n
 
 @functools.cache
 def run(name: str, mode: str) -> dict:
-    """What happened in a run of the chapter."""
+    """Run a chapter, and return what gap_runs.py reports."""
     command = [sys.executable, str(ROOT / "tests" / "chapters" / "gap_runs.py"), name, mode]
     process = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert process.returncode == 0, process.stderr[-3000:]
@@ -68,7 +68,7 @@ def test_the_books_answers_under_the_readers_names_are_right(name):
 @pytest.mark.full
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SOON else marks(n)) for n in CHAPTERS])
 def test_right_answers_in_another_way_run_to_the_last_cell(name):
-    """Those of other_answers.py are right; lists in place of arrays are taken, or refused in a sentence."""
+    """Check that the answers of other_answers.py are right; lists instead of arrays may be refused with a message."""
     found, written = run(name, "other"), vars(getattr(other_answers, f"Chapter{name[:2]}", object))
     assert found["errors"] == {}
     for own, lines in found["verdicts"].items():
@@ -80,7 +80,7 @@ def test_right_answers_in_another_way_run_to_the_last_cell(name):
 
 @pytest.mark.parametrize("name", sorted(set(CHAPTERS) - KERNELS))
 def test_checks_say_right_to_answers_in_another_way(name):
-    """Those of other_answers.py, where a check takes the answer alone."""
+    """Try the answers of other_answers.py whose check takes only the answer."""
     answers = vars(getattr(other_answers, f"Chapter{name[:2]}", object))
     names = vars(definitions(*importlib.import_module(f"test_chapter_{name[:2]}").NOTEBOOK))
     text = "\n".join(cell.source for cell in code_cells(name))
@@ -93,6 +93,6 @@ def test_checks_say_right_to_answers_in_another_way(name):
 @each_chapter
 def test_no_check_takes_junk_for_right(name):
     accepted = run(name, "right")["accepted"]
-    if name == "A1_cpu_runtime":  # a fourth access behind the race is another right answer
+    if name == "A1_cpu_runtime":  # a fourth access after the race is also right
         assert accepted.pop("own_run") == ["too long"]
     assert accepted == {}

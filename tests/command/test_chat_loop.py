@@ -1,4 +1,4 @@
-"""`nanoeuler chat` line by line: what it writes, what it hands on to the chat, what it refuses."""
+"""Test `nanoeuler chat` line by line: what it writes, passes to the chat, and refuses."""
 
 import json
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from nanoeuler_lib.training import checkpoint
 
 
 class Listener:
-    """A chat that remembers what it is asked, and says so."""
+    """A chat that records its questions."""
 
     def __init__(self):
         self.turns, self.forgotten, self.asked, self.forgets = [], 0, [], 0
@@ -44,7 +44,7 @@ def loop():
     made = Loop(Listener(), written.append, temperature=0.5)
 
     def line(text):
-        """What is written; it goes on."""
+        """Return what the loop writes for a line; the loop must continue."""
         assert made.line(text)
         said = "".join(written)
         written.clear()
@@ -75,8 +75,8 @@ def test_a_story_stands_before_every_question_and_none_before_it_is_heard(loop):
     assert loop.line("/story  5 ") == told(5) and loop.chat.turns == []
     for text in ("hello", "Who?", "Where?"):
         loop.line(text)
-        assert loop.chat.turns == [(f"{body} {text}", "ü")]  # nothing else is in the conversation
-    assert loop.line("/story") == told(4)  # the next seed, of which the four turns took 0 to 3
+        assert loop.chat.turns == [(f"{body} {text}", "ü")]  # the conversation contains nothing else
+    assert loop.line("/story") == told(4)  # the next seed, since the four turns used seeds 0 to 3
     loop.line("x")
     assert loop.chat.asked[-1][:1] + loop.chat.asked[-1][2:3] == (f"{konigsberg.sample(4).body} x", 5)
     loop.line("/story 0")
@@ -89,10 +89,10 @@ def test_a_story_stands_before_every_question_and_none_before_it_is_heard(loop):
 
 
 OWN = 'He came. "I knew it." Käthe has the ring.'
-ASKED = {  # whether the model knows only stories; the lines; what it is asked; how many turns the last conversation has
-    "a story of one's own": (
+ASKED = {  # does the model know only stories; the lines; the model's questions; turns of the last conversation
+    "a typed story": (
         False, ["/story 5", f"{OWN}  Who has it?", "Who else?"], [f"{OWN} Who has it?", f"{OWN} Who else?"], 1),
-    "one that ends with a quotation": (False, ["/story 5", 'Then: "So."  Why?'], ['Then: "So." Why?'], 1),
+    "a typed story that ends with a quotation": (False, ["/story 5", 'Then: "So."  Why?'], ['Then: "So." Why?'], 1),
     "a model of stories": (
         True, ["hi", "It rained. Where?", "Who?", "/reset", "Who?"],
         ["hi", "It rained. Where?", "It rained. Who?", "Who?"], 1),
@@ -119,7 +119,7 @@ def test_turns_that_are_forgotten_are_counted_out(loop, forgets, said):
 
 
 def test_each_conversation_about_a_story_is_saved_as_a_line(loop, tmp_path):
-    """The first is no story's; /reset forgets them all."""
+    """Check that the first conversation has no story, and that /reset forgets all conversations."""
     file = tmp_path / "a b.json"
     for text in ("x", "y", "/story 5", "/story 6", "Who?", "Where?", f"/save  {file} "):
         said = loop.line(text)
@@ -170,12 +170,12 @@ def test_a_reply_that_is_stopped(loop):
         assert loop.line(text) == "too long\n" and loop.loop.story == konigsberg.sample(5).body
 
 
-# The command around the loop.
+# The command that runs the loop.
 
 
 @pytest.fixture
 def talk():
-    """A conversation of which the lines are heard."""
+    """Start a conversation that records its lines."""
     lines = []
 
     class Heard:
@@ -202,7 +202,7 @@ def test_a_line_that_is_not_utf_8_ends_no_conversation(nanoeuler, talk):
 
 
 def test_ctrl_c_at_the_prompt(nanoeuler, talk):
-    """On a terminal a line begins anew; else the program ends as one that was interrupted does."""
+    """Start a new line on a terminal; without a terminal, end like a program that was interrupted."""
     with patch("builtins.input", side_effect=KeyboardInterrupt):
         assert nanoeuler("chat") == (130, "\n", "")
     with patch("builtins.input", side_effect=[KeyboardInterrupt, "b", EOFError]) as read:

@@ -1,4 +1,4 @@
-"""`nanoeuler train` and `nanoeuler sft`: what they print and write, how a run begins, and how it goes on."""
+"""Test `nanoeuler train` and `nanoeuler sft`: their output and files, and how a run starts and resumes."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def head_of(run):
 
 
 def test_train_says_what_it_will_do_and_what_came_out(here, nanoeuler):
-    """The measuring of a step's time changes no bit: a quiet run is the same."""
+    """Check that measuring the time of a step changes no bit: a quiet run gives the same weights."""
     settings = "SMALL --steps 60 --batch 4 --warmup 1 --valid-every 30 --sample-every 0 --workers 2"
     code, out, err = nanoeuler(f"train --data text.txt --run new {settings}")
     assert (code, err) == (0, "")
@@ -51,7 +51,7 @@ def test_train_says_what_it_will_do_and_what_came_out(here, nanoeuler):
 
 
 def test_a_run_goes_on_from_anywhere_with_the_same_bits(here, nanoeuler, monkeypatch):
-    """The run knows where its text, its validation text and its tokenizer are, and is told when a text has moved."""
+    """Resume a run: it records the paths of its text, validation text and tokenizer; options name a moved text."""
     Path("valid.txt").write_text("the cat ran. " * 20)
     shape = "--dim 16 --heads 2 --kv-heads 1 --layers 1 --context 12"
     texts = "--data text.txt --valid valid.txt --tokenizer bpe.json"
@@ -76,13 +76,13 @@ def test_a_run_goes_on_from_anywhere_with_the_same_bits(here, nanoeuler, monkeyp
     ):
         code, _, err = nanoeuler(f"train --resume ../parts {more}")
         assert code == 2 and said in err
-    for more in ("--valid moved.txt", ""):  # the second time it knows the new place
+    for more in ("--valid moved.txt", ""):  # the second time, the run has recorded the new path
         assert nanoeuler(f"train --resume ../parts --quiet {more}")[0] == 0
         assert_same_run("../new", "../parts")
 
 
 def test_a_new_run_begins_with_the_model_of_another(here, nanoeuler):
-    """On another text, with a schedule of its own, from a run or from its best checkpoint; that run stays as it is."""
+    """Start from a run or its best checkpoint, with a different text and schedule; the first run does not change."""
     Path("other.txt").write_text(run_text().replace("cat", "dog"))
     before = contents(here)
     for source in ("run", "run/checkpoints/best"):
@@ -104,7 +104,7 @@ def test_a_new_run_begins_with_the_model_of_another(here, nanoeuler):
 
 
 def test_the_best_checkpoint_stays_beside_the_last(here, nanoeuler):
-    """Its step is that of the lowest validation; it opens for use, and no run goes on from it."""
+    """Check that it has the step with the lowest validation loss, and can be used but not resumed."""
     before = checkpoint.load("run").model.params.flat
     code, out, _ = nanoeuler("train --resume run --steps 8 --rate 2")
     valid = [(e["valid_bits_per_byte"], e["step"]) for e in run_folder.read_log("run") if "valid_bits_per_byte" in e]
@@ -128,7 +128,7 @@ def test_another_rate_on_resume_is_written_down(here, nanoeuler):
 
 
 def test_a_run_without_validation(here, nanoeuler):
-    """All of the text is learnt from; the run goes on, is reported and gives no bits per byte."""
+    """Train on the whole text: the run can be resumed and reported, and has no bits per byte."""
     code, out, err = nanoeuler("train --data text.txt --run new SMALL SHORT --valid-fraction 0")
     data, tokens = head_of("new")["data"], len(checkpoint.load("new").tokenizer.encode(run_text()))
     assert (code, err, data["valid_tokens"], data["train_tokens"]) == (0, "", 0, tokens)
@@ -156,7 +156,7 @@ def test_without_its_optimizer_a_checkpoint_opens_for_use_only(here, nanoeuler):
 def test_tokens_become_steps_the_last_one_whole(here, nanoeuler):
     settings = "--steps 0.2ktok --batch 2 --accumulate 3 --warmup 1 --valid-every 144tok --save-every 73tok"
     assert nanoeuler(f"train --data text.txt --run new --quiet SMALL --sample-every 0 {settings}")[0] == 0
-    found = head_of("new")["train"]  # 72 tokens a step
+    found = head_of("new")["train"]  # 72 tokens per step
     assert [found[name] for name in ("steps", "valid_every", "save_every")] == [3, 2, 2]
 
 
@@ -180,7 +180,7 @@ def test_several_files_are_one_text_of_documents(here, nanoeuler, lines):
             assert nanoeuler("train --resume r --data 1.txt moved.jsonl --steps 6")[0] == 0
             Path("moved.jsonl").rename("2.jsonl")
         shutil.rmtree("r")
-    assert all_found[0] == all_found[1], "however they are named"
+    assert all_found[0] == all_found[1], "the order of the options does not matter"
     assert all_found[0][0] == all_found[2][0], "the same tokenizer; of two files, the end of each is held out"
     Path("s").mkdir()
     Path("s/shards.json").touch()
@@ -208,7 +208,7 @@ def test_what_sft_taught_is_chatted_with_and_goes_on(nanoeuler, monkeypatch):
 
 
 def test_sft_from_a_file_in_all_its_parts(nanoeuler, lines, monkeypatch):
-    """Options reach the run, a resume takes the same examples from wherever they are, and the chat has its template."""
+    """Check that options reach the run, a resume finds moved examples, and the chat uses the run's template."""
     lines("lines.jsonl", [{"instruction": f"{n}", "response": "x"} for n in range(20)])
     settings = f"--data lines.jsonl --quiet --data-seed 0 --valid-fraction 0.3 --workers 1 --save-every 2 {FEW}"
     assert nanoeuler(f"sft --run new {settings}")[0] == 0
@@ -226,7 +226,7 @@ def test_sft_from_a_file_in_all_its_parts(nanoeuler, lines, monkeypatch):
     monkeypatch.setattr("nanoeuler_lib.generation.chat.Chat.reply", reply)
     out = nanoeuler("chat --run new --tokens 7 --seed 3 --temperature 0.5", stdin="hi\nho\n")[1]
     assert seen == [(alpaca_prompt("t"), 7, 3, 0.5), (alpaca_prompt("t"), 7, 4, 0.5)]
-    assert out == "a\x1b[2Jb\n" * 2  # a pipe gets the text as it is
+    assert out == "a\x1b[2Jb\n" * 2  # a pipe gets the unchanged text
     shutil.copytree("new", "here/parts")
     shutil.rmtree("here/parts/checkpoints/step-000004")
     Path("lines.jsonl").rename("moved.jsonl")
@@ -234,12 +234,12 @@ def test_sft_from_a_file_in_all_its_parts(nanoeuler, lines, monkeypatch):
     assert code == 2 and "lines.jsonl: no such file" in err and "--data FILE" in err
     assert nanoeuler("sft --resume here/parts --data moved.jsonl --quiet")[0] == 0
     assert_same_run("new", "here/parts")
-    assert nanoeuler("sft --resume here/parts --steps 6 --quiet")[0] == 0  # it knows the new place
+    assert nanoeuler("sft --resume here/parts --steps 6 --quiet")[0] == 0  # the run has recorded the new path
     assert checkpoint.load("here/parts").step == 6
 
 
 def test_dialogues_of_many_turns_are_learnt_from_whole_or_their_last_turn_alone(nanoeuler, lines):
-    """ShareGPT's form, with more turns than fit; what a run began with, it goes on with."""
+    """Train on ShareGPT's format with more turns than fit; a resumed run keeps its data."""
     turns = [{"from": who, "value": f"{n} " * 9} for n in range(6) for who in ("human", "gpt")]
     lines("talk.jsonl", [{"conversations": turns}] * 12)
     for run, more, rows in (("windows", "", "train rows"), ("last", "--last-turn", "")):

@@ -1,4 +1,4 @@
-"""Files that were cut, edited or made to do harm: one clear line each, no traceback, no memory, no code run."""
+"""Test damaged and malicious files: one clear message each, without a traceback, much memory, or running code."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from nanoeuler_lib.training import checkpoint, train
 
 SETTINGS = RUN_CONFIG.to_dict() | {"steps": 2, "sample_every": 1}
 TEXT = "the cat, Käthe \U0001f408\n"
-DEEP = "[" * 100_000  # more brackets than Python's parser goes down
+DEEP = "[" * 100_000  # deeper nesting than Python's parser allows
 VALUES = [
     None, True, -1, 0, 1, 2**24, 2**31, 2**63, 2**64, 10**400, 1e308, -0.5, 0.5, float("nan"), float("inf"),
     "", "x", "é" * 999, "../../etc/passwd", "/dev/zero", "\0", [], [[]], {}, {"a": 1}, [1, 2], [[1, 2]] * 9,
@@ -36,7 +36,7 @@ def finished(tmp_path_factory):
 
 
 def outcome(function, *arguments) -> str | None:
-    """None if the call succeeds, else its one line. Anything but a NanoEulerError is a failure."""
+    """Return None if the call succeeds, else the message of its NanoEulerError; other exceptions fail the test."""
     try:
         function(*arguments)
     except NanoEulerError as error:
@@ -47,7 +47,7 @@ def outcome(function, *arguments) -> str | None:
 
 
 def spoil_bytes(content: bytes, rng: random.Random) -> bytes:
-    """Cut, flip, insert, remove, repeat or exchange bytes."""
+    """Cut, flip, insert, remove, repeat or replace bytes."""
     at, size = rng.randrange(len(content) + 1), rng.choice([1, 2, 8, 100])
     noise = bytes(rng.randrange(256) for _ in range(size))
     return rng.choice([
@@ -58,7 +58,7 @@ def spoil_bytes(content: bytes, rng: random.Random) -> bytes:
 
 
 def spoil_json(value, rng: random.Random):
-    """Put a strange value at a random place of a JSON value, or drop or rename an entry."""
+    """Put an unusual value at a random place of a JSON value, or remove or rename an entry."""
     if isinstance(value, (dict, list)) and value and rng.random() < 0.85:
         keys = list(value) if isinstance(value, dict) else range(len(value))
         key = rng.choice(list(keys)[:40])
@@ -71,7 +71,7 @@ def spoil_json(value, rng: random.Random):
 
 
 def spoil_tensors(content: bytes, rng: random.Random) -> bytes:
-    """A safetensors file whose header says something else, with a length that fits it or does not."""
+    """Return a safetensors file with a changed header, whose length may be right or wrong."""
     size = struct.unpack("<Q", content[:8])[0]
     header = json.dumps(spoil_json(json.loads(content[8 : 8 + size]), rng)).encode()
     length = rng.choice([len(header), len(header), 0, 1, len(header) + 1, len(content), 2**32, 2**60, 2**64 - 1])
@@ -81,9 +81,9 @@ def spoil_tensors(content: bytes, rng: random.Random) -> bytes:
 @pytest.mark.full
 @pytest.mark.parametrize("part", range(8))
 def test_fuzzed_checkpoints(finished, tmp_path, part):
-    """Whatever becomes of a checkpoint's files, it loads as a whole checkpoint or is refused in a line that names it.
+    """Damage a checkpoint's files: it loads as a complete checkpoint, or is refused with a message that names it.
 
-    Half of the time the digests are made right again, as whoever means harm would: then only the content can tell.
+    Most files get new digests, as an attacker would compute them. Then only the content shows the damage.
     """
     rng, refused = random.Random(part), 0
     source = checkpoint.find(finished)
@@ -98,27 +98,27 @@ def test_fuzzed_checkpoints(finished, tmp_path, part):
         else:
             file.write_bytes(spoil_bytes(content, rng))
         if rng.random() < 0.7:
-            with suppress(Exception):  # nothing is left to seal
+            with suppress(Exception):  # the file may be too damaged to seal
                 seal(folder)
         message = outcome(checkpoint.load, folder, True)
-        if message is None:  # what loads, works
+        if message is None:  # a checkpoint that loads must work
             found = checkpoint.load(folder, True)
             assert np.isfinite(found.model.params.flat).all() and found.step >= 0
-            with np.errstate(all="ignore"):  # a weight of 1e38 is a finite number
+            with np.errstate(all="ignore"):  # a weight of 1e38 is finite, but its products overflow
                 found.model.losses(np.zeros((1, 4), int), np.ones((1, 4), int))
             assert found.tokenizer.decode(found.tokenizer.encode(TEXT)) == TEXT
         else:
             assert str(folder) in message
             refused += 1
         shutil.rmtree(folder)
-    assert refused > 30, "the damage hardly ever mattered"
+    assert refused > 30, "too few damaged checkpoints were refused"
 
 
 @pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.parametrize("files", [42, pytest.param(1000, marks=pytest.mark.slow)])
 def test_hostile_files_and_closed_streams(files):
-    """Every command that reads a spoilt file works or refuses in one line, also without stdin, stdout or stderr."""
+    """Check that commands accept a damaged file or refuse it in one line, also without stdin, stdout or stderr."""
     command = [sys.executable, Path(__file__).parents[1] / "release" / "hostile.py", "--files", files]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, timeout=2400)
@@ -130,8 +130,8 @@ def test_hostile_files_and_closed_streams(files):
 JSON_BOMBS = {
     "brackets": DEEP,
     "a number of 10,000 digits": "1" * 10_000,
-    "a string without end": '{"format": "' + "x" * 1000,
-    "more than a description can be": json.dumps({"format": "x" * 2_000_000}),
+    "a string without an end": '{"format": "' + "x" * 1000,
+    "more than a description may have": json.dumps({"format": "x" * 2_000_000}),
 }
 
 
@@ -149,7 +149,7 @@ def test_json_bombs(here, nanoeuler, bomb, name):
 
 
 def test_a_model_too_large_for_its_file_costs_no_memory(here):
-    """A few bytes that promise a model of terabytes are refused before anything is allocated for it."""
+    """Refuse a few bytes that announce a model of terabytes, before memory is allocated for the model."""
     folder = checkpoint.find("run")
     values = json.loads((folder / "checkpoint.json").read_text())["model"]
     for changes in ({"dim": 2**20, "heads": 2, "kv_heads": 1}, {"layers": 2**12}, {"vocab_size": 2**24}):
@@ -164,7 +164,7 @@ def test_a_model_too_large_for_its_file_costs_no_memory(here):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "checkpoint.json"])
 def test_devices_and_pipes_are_not_read(here, name):
-    """A link to a device that never ends, or a pipe that nobody writes to, must not hang the program."""
+    """Check that a link to an endless device, or a pipe without a writer, does not hang the program."""
     folder = checkpoint.find("run")
     file = folder / name
     for put in (os.mkfifo, lambda file: file.symlink_to("/dev/zero")):
@@ -175,7 +175,7 @@ def test_devices_and_pipes_are_not_read(here, name):
 
 
 def test_no_pickle():
-    """No module of the library reads a format that can run code."""
+    """Check that no module of the library reads a format that can run code."""
     words = "import pickle", "from pickle", "allow_pickle=True", "marshal", "shelve", "eval(", "exec(", "torch.load"
     sources = [path for path in Path(nanoeuler_lib.__file__).parent.rglob("*.py")]
     assert not [(path.name, word) for path in sources for word in words if word in path.read_text()]

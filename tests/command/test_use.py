@@ -1,4 +1,4 @@
-"""What makes text, and what uses a model: tokenizer, corpus konigsberg, generate, score, info, check."""
+"""Test the commands tokenizer, corpus konigsberg, generate, score, info and check."""
 
 import html
 import io
@@ -55,7 +55,7 @@ def test_tokenizer(here, nanoeuler):
 
 
 def test_encode_and_decode_give_the_bytes_back(here, nanoeuler):
-    """Line ends of every kind, and none at the end; half a character stays half of one."""
+    """Keep line ends of every kind, a missing last line end, and an incomplete character."""
     tokenizer = Tokenizer.load("bpe.json")
     for content in ("a\r\nb\rc\n\nKäthe \u2028 \x00 d", "x", "", "\n"):
         code, ids, _ = nanoeuler("tokenizer encode --tokenizer bpe.json", stdin=content)
@@ -72,7 +72,7 @@ def test_a_corpus_of_stories(nanoeuler):
     code, out, err = nanoeuler(f"{command} --out w.txt --json")
     found, text = json.loads(out), Path("w.txt").read_text("utf-8")
     assert (code, err) == (0, "") and found["bytes"] == len(text.encode()) and 0 < found["floor_bits_per_byte"] < 3
-    real, shown = konigsberg.floor, []  # what is written is told before the floor is measured
+    real, shown = konigsberg.floor, []  # the file is reported before the floor is measured
     measured = lambda stories: shown.append(sys.stdout.flushed()) or real(list(stories))
     with patch.object(konigsberg, "floor", measured):
         code, said, err = nanoeuler(f"{command} --out again.txt", terminal=True)
@@ -80,12 +80,12 @@ def test_a_corpus_of_stories(nanoeuler):
     bits = real(text.split(konigsberg.SEPARATOR))
     assert code == 0 and told.groups() == (str(len(text.encode())), f"{bits:.4f}")
     assert shown == [f"again.txt: {told[1]} bytes\n"]
-    assert "measuring the floor" in err and not err.rsplit("\r", 1)[1].strip(), "the bar is wiped away at the end"
+    assert "measuring the floor" in err and not err.rsplit("\r", 1)[1].strip(), "the progress bar must be erased"
     assert nanoeuler(command)[:2] == (0, text)
     assert nanoeuler(command.replace("3", "4"))[1] != text
 
 
-# Prompts, samples and prices.
+# Prompts, samples and scores.
 
 
 def test_generate(here, nanoeuler):
@@ -127,7 +127,7 @@ def test_samples_are_those_of_the_seeds_and_end_before_a_stop(nanoeuler):
 
 
 def test_text_is_shown_while_it_is_made(nanoeuler):
-    """A terminal gets it without control characters, a pipe as it is."""
+    """Remove control characters for a terminal, and pass the text unchanged to a pipe."""
     seen = []
 
     def pieces(*_, **__):
@@ -148,7 +148,7 @@ def test_text_is_shown_while_it_is_made(nanoeuler):
 
 
 def test_a_text_is_scored_as_validation_scores_it(nanoeuler):
-    """Documents that fit cost what the log of the run says; the page has every letter, and marks the dear ones."""
+    """Compare with the run's log for documents that fit; the page has all letters and marks high-loss tokens."""
     Path("a.txt").write_text(konigsberg.corpus(6000, 4))
     Path("v.txt").write_text(konigsberg.corpus(3000, 5))
     shape = "--dim 16 --heads 2 --kv-heads 1 --layers 1 --context 512 --vocab-size 300 --steps 2 --batch 2"
@@ -165,7 +165,7 @@ def test_a_text_is_scored_as_validation_scores_it(nanoeuler):
 
 
 def test_a_long_text_is_scored_behind_at_least_half_a_context():
-    """Against a pass over each prefix that the rule allows, token by token, at odd lengths."""
+    """Compare with a forward pass for each token over the prefix that the rule allows, at odd lengths."""
     model, tokenizer = GPT(replace(RUN_MODEL, context=9), seed=3), Tokenizer([], (END_OF_TEXT,))
     for length in (1, 8, 9, 10, 13, 14, 31):
         text = "".join(chr(97 + i * i % 23) for i in range(length))
@@ -173,7 +173,7 @@ def test_a_long_text_is_scored_behind_at_least_half_a_context():
         scored = score.score(model, tokenizer, text, rows=2)
         assert scored.ids.tolist() == ids[1:] and (scored.bytes, scored.documents) == (length, 1)
         for at in range(1, len(ids)):
-            seen = at if at < 10 else 5 + 1 + (at - 10) % 4  # a window of 10 ids moves on by 4
+            seen = at if at < 10 else 5 + 1 + (at - 10) % 4  # a window of 10 ids moves by 4
             seen = seen if at < 10 or len(ids) >= 10 + 4 * ((at - 10) // 4 + 1) else 9 - (len(ids) - 1 - at)
             logits = model.logits(np.array([ids[at - seen : at]]))[0, -1].astype(np.float64)
             bits = (np.log(np.exp(logits).sum()) - logits[ids[at]]) / np.log(2)
@@ -212,7 +212,7 @@ def test_check(nanoeuler, monkeypatch):
 
 
 ROW = gradcheck.Row("heads", (3, 4), 1e-9, 1e-8, 0.5, 2e-7)
-FLAWS = {  # large weights are judged by element, small ones by norm: rows of each, and the exit code
+FLAWS = {  # large weights are judged by element, small ones by norm: a row of both, and the exit code
     "none": (ROW, ROW, 0),
     "an element": (replace(ROW, worst=2.0), ROW, 1),
     "a norm": (ROW, replace(ROW, norm_rel=1.1e-6), 1),
@@ -234,7 +234,7 @@ def test_check_fails_on_a_flaw(nanoeuler, flaw):
 
 @pytest.mark.parametrize("error, expected", [(0.125, 0), (0.25, 1)])
 def test_check_of_a_device_compares_the_engine_s_gradients(nanoeuler, error, expected):
-    """One tensor beyond what is allowed, 0.125, is a failure."""
+    """Check that one tensor with an error above 0.125 fails the check."""
     rows = [(ROW, 3e-7, 2e-7), (replace(ROW, norm_rel=error), 5e-7, 0.125)]
     with patch.object(gradcheck, "check_engine", return_value=rows):
         code, out, _ = nanoeuler("check --device checked --precision float32")

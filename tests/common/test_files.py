@@ -1,4 +1,4 @@
-"""Text on its way to files and screens: JSON as people read it, one line of a message, a stream that nobody reads."""
+"""Test how text is written to files and screens: readable JSON, one-line messages, and streams without a reader."""
 
 import io
 import json
@@ -25,7 +25,7 @@ def test_json_as_people_read_it(value, text):
 
 
 def test_a_name_in_markdown_is_shown_as_it_is():
-    """What a reader of Markdown makes of it, as a heading, in a cell and in a list."""
+    """Return the text that Markdown shows for it as a heading, in a table cell and in a list."""
     md = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"linkify": False})
     name = r"a|b <img src=x> `c` *d* _e_ [f](g) &amp; ~~h~~ \ $i$ #"
     for page in ("# {}", "| | |\n|:--|:--|\n| x | {} |", "* {}"):
@@ -38,7 +38,7 @@ def test_a_name_in_markdown_is_shown_as_it_is():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("more", ["", "\udcff"])
 def test_json_knows_finite_numbers_only(bad, more):
-    """Others could not be read again."""
+    """Refuse NaN and infinities, which JSON does not have."""
     with pytest.raises(ValueError):
         files.to_json([bad, more])
     with pytest.raises(ValueError):
@@ -58,7 +58,7 @@ def test_numbers_are_read_as_they_were_written():
     [
         ("a\nb\r\nc\u2028d\te\x1b", "a b c d e\ufffd"),
         ("r/\udcc3\udcbc \udcff \u00a0\ud83d", "r/\ufffd\ufffd \ufffd \u00a0\ufffd"),
-        ("r/\udcc3\udcbc \udcff", "r/ü \ufffd"),  # a name, as LC_ALL=C reads it
+        ("r/\udcc3\udcbc \udcff", "r/ü \ufffd"),  # a name, as Python reads it under LC_ALL=C
         ("x" * 600, "x" * 600),
         ("a" * 300 + "-" + "b" * 300, "a" * 300 + " ... " + "b" * 300),
     ],
@@ -78,11 +78,11 @@ def test_printable_replaces_what_steers_a_terminal_and_nothing_else():
     assert files.printable(kept) == kept
     for code in (0, 7, 8, 11, 12, 27, 127, 0x85, 0x9B, 0xD83D, 0x202D, 0x202E):
         assert files.printable(f"a{chr(code)}b") == "a\ufffdb"
-    assert files.printable("safe\revil\n") == "safe\ufffdevil\n"  # would write over what stands there
+    assert files.printable("safe\revil\n") == "safe\ufffdevil\n"  # would overwrite the file at this path
 
 
 class Broken(io.StringIO):
-    """A stream of which the reader leaves: what is called fails, and is counted."""
+    """A stream whose reader has left: each call is counted and fails."""
 
     calls = 0
 
@@ -126,7 +126,7 @@ def test_a_voice_falls_silent_when_nobody_listens(error, first):
     assert stream.calls == 1 and voice.stream is None
     assert voice.write("ab") == 2 and voice.isatty() is False and voice.flush() is None
     voice.line("c")
-    assert stream.calls == 1, "it is not tried again"
+    assert stream.calls == 1, "a failed stream must not be tried again"
     with pytest.raises(OSError, match="no stream"):
         voice.fileno()
 
@@ -155,7 +155,7 @@ def test_two_writers_of_a_file_are_kept_apart(tmp_path):
 
 
 def test_a_file_that_was_renamed_before_it_was_locked_is_opened_again(tmp_path, monkeypatch):
-    """Its last writer finished between the opening and the locking: what it wrote is not written into."""
+    """Let the last writer finish between opening and locking: its file must not be overwritten."""
     original, opened = files.hold, []
 
     def hold(file, path):

@@ -1,4 +1,4 @@
-"""`judge` says one sentence of any answer, whatever that does, and gives back what is right."""
+"""Test `judge`: it prints one sentence for any answer, and returns the answer if it is right."""
 
 import functools
 import re
@@ -125,7 +125,7 @@ def test_a_verdict_is_seen_in_a_terminal_and_plain_elsewhere(capsys, monkeypatch
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     judge(check_double, my_double)
-    judge(check_double, lambda x: None)  # stored in notebooks: plain everywhere
+    judge(check_double, lambda x: None)  # notebooks store this line, so it has no colour anywhere
     monkeypatch.setenv("NO_COLOR", "1")
     judge(check_double, my_double)
     assert capsys.readouterr().out.splitlines() == [
@@ -136,7 +136,7 @@ def test_a_verdict_is_seen_in_a_terminal_and_plain_elsewhere(capsys, monkeypatch
 
 
 def test_the_line_says_what_is_judged_and_whose_functions_it_was_given(capsys):
-    """A function by its own name, what has a `name` by that, a value by the check's."""
+    """Name a function by its own name, an object by its `name`, and a value by the check."""
 
     class Model:
         name = "own model"
@@ -178,7 +178,7 @@ def test_an_overwritten_argument_is_a_mistake_unless_the_contract_says_so():
     assert verdict(check_both, overwrites) == "it writes into its argument x: work on a copy"
     assert verdict(check_both, overwrites, in_place=True) == "right"
     assert verdict(check_both, overwrites_saved) == "it writes into its argument saved: work on a copy"
-    assert verdict(check_both, puts_back) == "right"  # numbers that come back are no harm, nan among them
+    assert verdict(check_both, puts_back) == "right"  # returned numbers are allowed, NaN included
     assert verdict(lambda pair: check_both(pair[0]), (overwrites, puts_back)).startswith("it writes into")
 
 
@@ -190,13 +190,13 @@ def test_a_check_is_stopped_after_its_time(wait):
     assert time.perf_counter() - started < 10
     verdict(lambda f: "right", 1)
     while threading.active_count() > count and time.perf_counter() - started < 20:
-        time.sleep(0.01)  # a thread that was told to end ends when the system lets it
-    assert threading.active_count() <= count, "its clock has stopped"
+        time.sleep(0.01)  # a thread ends only when the system schedules it
+    assert threading.active_count() <= count, "the thread must have ended"
 
 
 @pytest.mark.parametrize("used, said", [(0.0, "right"), (0.15, "no end after 0.2 seconds")])
 def test_a_machine_that_others_use_gives_more_time(monkeypatch, used, said):
-    """An answer that needs 0.5 seconds of the clock is late if it had the processor, and only then."""
+    """Call an answer of 0.5 seconds late only if it had the processor during that time."""
     spent = iter([0.0])
     monkeypatch.setattr(checks.time, "process_time", lambda: next(spent, used))
 
@@ -218,7 +218,7 @@ def spin():
 
 
 def test_time_is_kept_where_an_interrupt_would_be_ignored():
-    """As in a process that a shell started in the background."""
+    """Run in a process that ignores SIGINT, as a shell starts it in the background."""
     code = (
         "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN);"
         "from nanoeuler_book.checks import verdict;"
@@ -275,7 +275,7 @@ def test_options_of_a_check_are_handed_on(capsys):
 
 
 def test_an_answer_that_wraps_what_is_no_function_is_told():
-    @functools.wraps(functools.partial(sum))  # a kernel of %%cuda is such a thing
+    @functools.wraps(functools.partial(sum))  # a kernel of %%cuda is such an object
     def mine(x):
         return x.missing
 
@@ -292,8 +292,8 @@ START = """%load_ext nanoeuler_lib.cuda.magic
 from nanoeuler_book.checks import judge
 def check(f):
     return "right" if not hasattr(f, "__code__") or f(2) == 4 else "it is not twice x\""""
-CASES = {  # cells, each followed by a check, and what the check says
-    "fixed; an older one run again": ([RIGHT, NO_COLON, RIGHT, NO_COLON], [RUNS, SYNTAX, RUNS, SYNTAX]),
+CASES = {  # cells, each followed by a check, and the check's message
+    "fixed, then an older cell is run": ([RIGHT, NO_COLON, RIGHT, NO_COLON], [RUNS, SYNTAX, RUNS, SYNTAX]),
     "the first cell after a restart": ([NO_COLON, RIGHT], [SYNTAX, RUNS]),
     "stopped before": ([RIGHT, "1 / 0\n" + RIGHT], [RUNS, STOPPED.format("ZeroDivisionError in line 1")]),
     "stopped after it was bound": ([RIGHT + "\nmy_double()", RIGHT + "\nreturn 1"], [RUNS] * 2),
@@ -305,7 +305,7 @@ CASES = {  # cells, each followed by a check, and what the check says
 
 @pytest.fixture(scope="module")
 def said_in_a_notebook():
-    """What the checks of each case print, all in one notebook: each case has a gap of its own name."""
+    """Return what the checks of each case print, all in one notebook; each case has a gap with its own name."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     cells, places = [START], {}
     for number, (name, (texts, _)) in enumerate(CASES.items()):

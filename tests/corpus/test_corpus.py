@@ -1,4 +1,4 @@
-"""`nanoeuler corpus`: the registry, what is dropped and held out, whole folders or none, and what the command says."""
+"""Test `nanoeuler corpus`: the registry, dropped and held-out documents, complete folders, and the command's output."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in "lmnrst"]
 
 @pytest.fixture
 def register(monkeypatch):
-    """Give a corpus other files."""
+    """Return a function that replaces the files of a corpus in the registry."""
 
     def give(name, *files):
         table = dict(corpora()) | {name: replace(corpora()[name], files=files)}
@@ -74,7 +74,7 @@ def test_the_corpora():
 
 
 def test_a_prepared_corpus_stays_as_it_is(tmp_path, monkeypatch, nanoeuler, register):
-    """Held out is what its second file holds, twins stay, another file is refused, and no address is asked."""
+    """Hold out the second file, keep duplicates, refuse a different file, and fetch nothing."""
     texts = {"a.txt": ["One of two.", "One of two.", "Three."], "b.txt": ["Held out."]}
     files = []
     for name, documents in texts.items():
@@ -121,7 +121,7 @@ def test_how_unicode_writes_a_text_does_not_count():
 
 @pytest.mark.parametrize("first", ["\u3042", "\u4e00", "\u0e01", "\u1000", "\U00020000"])
 def test_near_copies_are_found_in_scripts_without_spaces(first):
-    """One character in a hundred changed is found; a text of the same characters in another order is not."""
+    """Find a copy with one character in a hundred changed, but not a text with the same characters in a new order."""
     rng = np.random.default_rng(8)
     letters = [chr(ord(first) + number) for number in range(40)]
     a, other = ("".join(letters[i] for i in rng.integers(0, 40, 600)) for _ in range(2))
@@ -135,13 +135,13 @@ def test_near_copies_are_found_in_scripts_without_spaces(first):
 
 
 def jaccard(a, b):
-    """The similarity itself, from its definition."""
+    """Return the similarity by its definition."""
     shingles = [{tuple(w[i : i + 5]) for i in range(max(1, len(w) - 4))} for w in (a.split(), b.split())]
     return len(shingles[0] & shingles[1]) / len(shingles[0] | shingles[1])
 
 
 def test_nearly_the_same_is_found_and_measured():
-    """One to three words in a hundred changed: found, and estimated within four standard errors. One in ten: not."""
+    """Find a copy with 1% of its words changed, estimated within four standard errors; do not find one with 10%."""
     rng, found = np.random.default_rng(1), Counter()
     for number in range(100):
         a = text_of(rng, 600).removesuffix(".")
@@ -159,7 +159,7 @@ def test_nearly_the_same_is_found_and_measured():
 
 
 def test_the_estimate_is_that_of_short_texts_too():
-    """Fewer shingles than bins: the empty bins are filled so that the share that agrees stays the similarity."""
+    """With fewer shingles than bins, fill the empty bins so that equal bins still estimate the similarity."""
     rng, errors = np.random.default_rng(2), []
     for number in range(300):
         a = text_of(rng, 40).removesuffix(".")
@@ -178,7 +178,7 @@ def test_any_text_is_its_own_twin(text, seed):
 
 
 def test_the_examples_of_sft_are_compared_word_for_word():
-    """Two questions on one long passage share nearly all their shingles, and are two examples."""
+    """Keep two questions on one long passage, although they share nearly all their shingles."""
     passage = text_of(np.random.default_rng(4), 500)
     near, exact = dedup.Seen(), dedup.Seen(near=False)
     for seen, kept in ((near, False), (exact, True)):
@@ -206,7 +206,7 @@ def test_a_share_of_names_is_held_out_and_none_moves():
 
 @pytest.fixture
 def own(monkeypatch, tmp_path):
-    """A corpus "books" of documents given by the test, without files; returns how to make it."""
+    """Return a function that makes a corpus "books" from the test's documents, without files."""
     monkeypatch.chdir(tmp_path)
 
     def make_of(texts, name="books", **options):
@@ -229,7 +229,7 @@ def test_what_is_kept_and_dropped_and_why(own):
     rng = np.random.default_rng(5)
     texts = [text_of(rng, 300) for _ in range(40)]
     bad = ["  \n", "a\0b", "x\n<|endoftext|>\ny", "<|endoftext|>", texts[3].upper(), texts[4] + " And more."]
-    Path(".out.partial/left").mkdir(parents=True)  # by a killed process
+    Path(".out.partial/left").mkdir(parents=True)  # left by a killed process
     report = own([*texts, *bad, Document("e", "x", fault="no answer")], valid_fraction=0.2)
     train, valid = documents("out/train.txt"), documents("out/valid.txt")
     assert sorted(train + valid) == sorted(texts) and 2 <= len(valid) <= 16
@@ -246,7 +246,7 @@ def test_what_is_kept_and_dropped_and_why(own):
     for name, part in report["parts"].items():
         content = Path("out", name).read_bytes()
         assert part["bytes"] == len(content) and part["sha256"] == hashlib.sha256(content).hexdigest()
-    assert read_text("out/train.txt").split(SEPARATOR) == train  # as training reads it
+    assert read_text("out/train.txt").split(SEPARATOR) == train  # as training reads the file
     assert sorted(os.listdir("out")) == ["documents.jsonl", "report.json", "train.txt", "valid.txt"]
 
 
@@ -258,7 +258,7 @@ def test_the_same_arguments_give_the_same_bytes_up_to_a_budget(own):
     assert all(Path("out", n).read_bytes() == Path("first", n).read_bytes() for n in os.listdir("first"))
     shutil.rmtree("out")
     assert own(texts, valid_fraction=0.3, seed=3)["parts"] != first["parts"]
-    shutil.rmtree("out")  # and a budget ends with the document that reaches it
+    shutil.rmtree("out")  # a budget ends with the document that reaches it
     report = own(texts, size=sum(len(t) for t in texts[:10]) + 1)
     assert report["parts"]["train.txt"]["documents"] == 11 and report["notes"] == []
     shutil.rmtree("out")
@@ -306,7 +306,7 @@ Author: {author}
 
 @pytest.fixture
 def shelf(monkeypatch, tmp_path, register):
-    """Twelve books in a folder `have`, and a registry of them."""
+    """Write twelve books to a folder `have`, and register them."""
     monkeypatch.chdir(tmp_path)
     Path("have").mkdir()
     files, texts = [], {}
@@ -320,7 +320,7 @@ def shelf(monkeypatch, tmp_path, register):
 
 
 def test_books_from_files(shelf, capsys):
-    """Two are left out, and one is nearly the same as another: what is kept, and what the command says."""
+    """Leave out two books, make one nearly equal to another, and check the kept books and the command's output."""
     twin = Path("have/pg1.txt").read_text().replace(f"Book of {WORDS[1]}", f"Book of {WORDS[4]}")
     Path("have/pg4.txt").write_text(twin)
     words = "corpus books --out o --from have --valid-fraction 0.3 --skip 3 pg5.txt --seed 2"
@@ -372,7 +372,7 @@ def test_a_wrong_file_is_one_line_and_a_book_without_an_end_a_note(shelf):
 
 @pytest.fixture
 def pages(monkeypatch, tmp_path, register):
-    """Two parquet files of 60 pages in row groups of 7, and a registry of them."""
+    """Write two parquet files of 60 pages in row groups of 7, and register them."""
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (pip install pyarrow)")
     from pyarrow import parquet
 
@@ -395,7 +395,7 @@ def test_web_pages_from_parquet(pages):
     assert [line["name"] for line in told] == [f"<{i}>" for i in range(120)] and told[5]["url"] == "https://e/5"
     assert sorted(documents("out/train.txt") + documents("out/valid.txt")) == sorted(pages)
     assert [file["name"] for file in report["files"]] == ["0.parquet", "1.parquet"]
-    Path("have/1.parquet").unlink()  # of which a smaller budget needs nothing
+    Path("have/1.parquet").unlink()  # a smaller budget does not need this file
     shutil.rmtree("out")
     size = sum(len(text.encode()) for text in pages[:50])
     report = make("web", "out", have="have", size=size, seed=3, quiet=True)
@@ -453,7 +453,7 @@ def test_a_missing_package_is_named(monkeypatch, tmp_path, name, package):
 
 @needs_data
 def test_examples(nanoeuler, monkeypatch, tmp_path):
-    """Dolly's 15,015, of which 17 say what an earlier one says."""
+    """Read Dolly's 15,015 examples, 17 of which repeat an earlier one."""
     monkeypatch.chdir(tmp_path)
     code, out, _ = nanoeuler("corpus", "dolly", "--out", "e", "--from", DATA / "sft", "--json")
     report = json.loads(out)
@@ -469,7 +469,7 @@ def test_examples(nanoeuler, monkeypatch, tmp_path):
 @pytest.mark.parametrize("names", [("input", "output"), ("context", "response")])
 @pytest.mark.parametrize("whole", [True, False])
 def test_the_words_of_an_example_are_those_of_its_format(tmp_path, names, whole):
-    """A list or a line each; further keys stay; an answer of white space is none."""
+    """Accept a list, or one example per line; keep further keys; refuse an answer of only white space."""
     values = [{"instruction": "add", names[0]: "1 + 1", names[1]: "2", "more": 3}, {"instruction": "i", names[1]: " "}]
     text = json.dumps(values) if whole else "\n\n".join(map(json.dumps, values)) + "\n"
     (tmp_path / "f.json").write_text(text)
@@ -484,7 +484,7 @@ def test_the_words_of_an_example_are_those_of_its_format(tmp_path, names, whole)
     assert (second.name, second.text, second.fault) == ("f.json:2", "i\n\n ", "no answer")
 
 
-REFUSED = {  # words behind `nanoeuler corpus`, where the books are one short document: the line
+REFUSED = {  # arguments of `nanoeuler corpus`, with books of one short document: the error
     "books --out o --from no": "no: no such folder",
     "web --out o --bytes 0": "--bytes must be at least 1, got 0",
     "books --out o --seed -1": "--seed must be 0 or more, got -1",

@@ -1,4 +1,4 @@
-"""Books out of Project Gutenberg's files: nothing of the licence stays, nothing of the book goes."""
+"""Test extracting books from Project Gutenberg's files: no licence text stays, and no text of the book is lost."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from nanoeuler_lib.errors import NanoEulerError
 DATA = Path(os.environ.get("NANOEULER_DATA", "nowhere"))
 RAW = DATA / "gutenberg_raw"
 
-# Each file's first and last words of the book, read off the files by hand, and whether something closes it.
+# For each file, the first and last words of the book, read by hand, and whether an end marker closes the book.
 NINE = {
     "11-alice30.txt": ("ALICE'S ADVENTURES IN WONDERLAND\n\n", "THE END", False),
     "1952-0.txt": ("THE YELLOW WALLPAPER\n\nBy Charlotte", "creep over him every time!", True),
@@ -42,7 +42,7 @@ def test_the_nine_files(name):
     left = r"gutenberg|small print|\betexts?\b|\be-?books?\b|\*\*\*|[\r\ufeff\x85]"
     assert not re.search(left, book.text.replace("not*******", ""), re.I)
     body = "\n".join(line.rstrip() for line in text.split("\n"))
-    assert book.text in body  # one piece of the file
+    assert book.text in body  # one contiguous part of the file
     file = next(f for f in corpora()["books"].files if f.number == int(re.match(r"(?:pg)?(\d+)", name)[1]))
     expect_title(book, file.title, file.author)
     for other in corpora()["books"].files:
@@ -51,7 +51,7 @@ def test_the_nine_files(name):
                 expect_title(book, other.title, other.author)
 
 
-# ---- Own files, one for each form
+# ---- The test's own files, one for each form
 
 STORY = "CHAPTER I\n\nKäthe crossed the Honey Bridge.\n\n    * * * * *\n\n“Is it far?” asked Jürgen.\n\nTHE END"
 PARTS = tomllib.loads(Path(__file__).with_name("gutenberg_parts.toml").read_text("utf-8"))
@@ -73,7 +73,7 @@ FORMS = {
     "small letters": framed(START.lower(), END.lower()),
     "title over two lines": framed(START.replace("EBOOK THE", "EBOOK THE\n"), END.replace("EBOOK THE", "EBOOK THE\n")),
     "broken inside the marker": framed(START.replace("PROJECT ", "PROJECT\n"), END.replace("PROJECT ", "PROJECT\n")),
-    "no stars behind": framed(START.removesuffix(" ***"), END.removesuffix(" ***")),
+    "no stars after the marker": framed(START.removesuffix(" ***"), END.removesuffix(" ***")),
     "stuck to the text": framed().replace(f"{START}\n\n\n", START).replace(f"\n\n\n{END}", END),
     "a straight apostrophe": framed(end="End of Project Gutenberg's The Bridges, by Leonhard Euler\n\n" + END),
     "only the sentence": framed(end="End of the Project Gutenberg EBook of The Bridges", licence=""),
@@ -139,9 +139,9 @@ def test_every_form(form, encoding):
 
 UPDATED = STORY.replace("“Is it far?”", "“Updated editions will replace the previous one,”")
 TWO = f"{STORY}\n\n{VOLUME}\n\n{STORY * 20}"
-KEPT = {  # rule: (file, the book in it)
-    "words that begin a licence stand in a book": (framed(story=UPDATED), UPDATED),
-    "also where nothing ends it": (framed(end="", story=UPDATED), UPDATED),
+KEPT = {  # rule: (file, the book in the file)
+    "a book contains the first words of a licence": (framed(story=UPDATED), UPDATED),
+    "the same without an end marker": (framed(end="", story=UPDATED), UPDATED),
     "a volume without a second end line": (f"{START}\n{TWO}", TWO.replace(f"{VOLUME}\n\n", "")),
 }
 
@@ -186,7 +186,7 @@ story = st.lists(line, min_size=1, max_size=12).map("\n".join).filter(plain)
 @settings(max_examples=300)
 @given(story, st.sampled_from(["as today", "1990s", "no end", "a comma", "title over two lines", "no start"]))
 def test_whatever_stands_between_survives(text, form):
-    """All lines, in order; spaces at their ends and empty lines around the book apart."""
+    """Keep all lines in order, except spaces at their ends and empty lines around the book."""
     kept = strip(decode(FORMS[form].replace(STORY, text).encode())).text
     assert kept == "\n".join(row.rstrip() for row in text.split("\n")).strip("\n")
 
@@ -202,7 +202,7 @@ def test_what_stands_right_below_a_book_is_not_of_it_and_takes_nothing(story, se
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "stuck to the text"])
 @pytest.mark.parametrize("stars", ["*", "    * * * * *", "***"])
 def test_stars_that_close_a_book_are_of_the_book(form, stars):
-    """Blank lines are between them and the marker, the sentence or the licence."""
+    """Keep stars that blank lines separate from the marker, the sentence or the licence."""
     assert strip(decode(FORMS[form].replace("THE END", stars).encode())).text.split("\n")[-1] == stars
 
 
@@ -213,7 +213,7 @@ RUNS = (" ", "\n", "*", " \n", "* ", "*\n", "START ", "*END*", "* START\n", "THE
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("before", ["", f"{START}\n", "START", "*END*THE SMALL PRINT!"])
 def test_a_long_run_takes_no_longer_than_its_length(before, run):
-    """Where a pattern tried every way to divide it, this would take hours."""
+    """Check the time: a pattern that tried every way to divide the run would take hours."""
     text = f"{before}{run * (600_000 // len(run))}\nA book.\n*** END OF THE PROJECT GUTENBERG EBOOK ***\n"
     try:
         assert strip(text).text.endswith("A book.")
@@ -222,7 +222,7 @@ def test_a_long_run_takes_no_longer_than_its_length(before, run):
 
 
 HEADER_OF_1993 = "Title: Frankenstein; Or, The Modern\n  Prometheus\n\nAuthor: Mary Wollstonecraft (Godwin) Shelley\n"
-TITLES = [  # header, first page, title and author of the registry, whether they are the book's
+TITLES = [  # header, first page, title and author in the registry, whether they belong to the book
     (HEADER_OF_1993, "x", "Frankenstein", "Mary Wollstonecraft Shelley", True),
     (HEADER_OF_1993, "x", "The Modern Prometheus", "Mary Shelley", True),
     (HEADER_OF_1993, "x", "Dracula", "Mary Shelley", False),

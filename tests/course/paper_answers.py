@@ -1,7 +1,7 @@
-"""Answers to the papers of `nanoeuler assign`, right ones and named wrong ones, as a student's answers.py holds them.
+"""Right answers and named wrong answers to the papers of `nanoeuler assign`, as in a student's answers.py.
 
-A derivation is answered by differentiating the paper's forward pass with a small tape, another way than the grader's;
-the repaired function is put together from the specification that the seed drew; each measurement has an estimator.
+A derivation is answered by differentiating the paper's forward pass with a small tape, which the grader does not do.
+The repaired function is composed from the specification that the seed drew, and each measurement has an estimator.
 """
 
 import re
@@ -13,7 +13,7 @@ import itertools
 
 import numpy as np
 
-SLOPES = {  # of each ufunc by its inputs
+SLOPES = {  # derivatives of each ufunc by its inputs
     "add": lambda x, y: (1, 1), "subtract": lambda x, y: (1, -1), "multiply": lambda x, y: (y, x),
     "divide": lambda x, y: (1 / y, -x / y**2), "power": lambda x, n: (n * x ** (n - 1), 0),
     "negative": lambda x: (-1,), "sqrt": lambda x: (0.5 / np.sqrt(x),), "exp": lambda x: (np.exp(x),),
@@ -23,7 +23,7 @@ SLOPES = {  # of each ufunc by its inputs
 
 
 class Tape(np.lib.mixins.NDArrayOperatorsMixin):
-    """A value, and how a gradient goes back from it to the values that it was made of."""
+    """A value, and how its gradient propagates back to the values from which it was computed."""
 
     def __init__(self, value, *parents):
         self.value, self.parents, self.grad = np.asarray(value, float), parents, 0
@@ -66,7 +66,7 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
         return self.sum(axis, keepdims) * (1 / (self.value.size if axis is None else self.shape[axis]))
 
     def max(self, axis=None, keepdims=False):
-        return self.value.max(axis=axis, keepdims=keepdims)  # subtracted from what it is taken of: no gradient
+        return self.value.max(axis=axis, keepdims=keepdims)  # a constant shift of the softmax: needs no gradient
 
 
 def unbroadcast(d, shape):
@@ -271,7 +271,7 @@ CHEAPEST = """
 def cheapest(q, c):
     V = len(q)
     m, g = WEIGHTS, GROUP
-    n, M, C = np.bincount(g), np.bincount(g, m), PRICE * np.bincount(g, c)
+    n, M, C = np.bincount(g), np.bincount(g, m), CHARGE * np.bincount(g, c)
     f = np.bincount(g, FLOOR) / n
 
     def made(slope):
@@ -286,29 +286,29 @@ def cheapest(q, c):
     p = made(high)
     return (p / p.sum())[g] / n[g]
 """
-RULES = {  # wrong answers to every problem: what becomes of the arrays that the right function returns
+RULES = {  # wrong answers to every problem: changes of the arrays that the right function returns
     "the other sign": "[-x for x in arrays]",
     "one part in ten thousand": "[1.0001 * x for x in arrays]",
-    "another shape": "[x[..., None] for x in arrays]",
+    "a different shape": "[x[..., None] for x in arrays]",
     "one array too many": "[*arrays, arrays[0]]",
 }
-CLOSE = {"one part in ten thousand"}  # a measurement may be so far off
-WRONG = {  # {problem, or chapter of a measurement: {name: what the right function, `full`, becomes}}
+CLOSE = {"one part in ten thousand"}  # allowed as an error of a measurement
+WRONG = {  # {problem, or chapter of a measurement: {name: a change of the right function, `full`}}
     "backward": {
-        "the first gradient alone": "lambda *a: (full(*a)[0], *(0 * x for x in full(*a)[1:]))",
+        "only the first gradient": "lambda *a: (full(*a)[0], *(0 * x for x in full(*a)[1:]))",
         "dy left out": "lambda dy, *a: full(np.ones_like(dy), *a)",
     },
     "weights": {"sorted offsets": "lambda o: full(np.sort(o))"},
     "cheapest": {
         "the shares": "lambda q, c: q / q.sum()",
         "a wave on it": "lambda q, c: full(q * (1 + 1e-4 * np.sin(np.arange(len(q)))), c)",
-        "the price left out": "lambda q, c: full(q, np.ones_like(c))",
-        "one outcome alone": "lambda q, c: np.eye(1, len(q))[0]",
+        "the charge left out": "lambda q, c: full(q, np.ones_like(c))",
+        "only one outcome": "lambda q, c: np.eye(1, len(q))[0]",
     },
     "words": {
         "row by row": "lambda r, c, shape: r * shape[1] + c",
         "a word left free": "lambda r, c, shape: full(r, c, shape) + 1",
-        "two words exchanged": "lambda r, c, s: np.array([1, 0, *range(2, s.prod())])[full(r, c, s)]",
+        "two words swapped": "lambda r, c, s: np.array([1, 0, *range(2, s.prod())])[full(r, c, s)]",
     },
     "repaired": {},
     "02": {"e left out": "lambda *a: full(*a) * np.array([1.0, 0.0])"},
@@ -326,7 +326,7 @@ WRONG = {  # {problem, or chapter of a measurement: {name: what the right functi
 
 
 def after(pattern: str, known: dict[str, str] | None = None, otherwise: str = ""):
-    """What a statement says where the pattern has its group, or what stands for that."""
+    """Return a function that reads the pattern's group from a statement and translates it by `known`."""
 
     def read(statement):
         found = re.search(pattern, statement)
@@ -336,7 +336,7 @@ def after(pattern: str, known: dict[str, str] | None = None, otherwise: str = ""
 
 
 def rule(statement: str) -> str:
-    """A step of the method as a matrix, at l = rate times curvature."""
+    """Return a step of the method as a matrix, where l is the learning rate times the curvature."""
     b = re.search(r"(0\.\d+|1\.0) u", statement)[1]
     if "the gradient of the previous step" in statement:
         return f"[[1 - l, -r * {b}], [top, 0]]"
@@ -349,7 +349,7 @@ def rule(statement: str) -> str:
 
 
 DISTANCES = {"the distance t - s": "d", "ln(1 + t - s)": "np.log1p(d)", "the square root of t - s": "np.sqrt(d)"}
-SAID = {  # {chapter: {what an estimator must know: how the paper's statement says it}}
+SAID = {  # {chapter: {name in an estimator: a function that reads its value from the paper's statement}}
     "02": {
         "LAW": lambda s: re.sub(r"\b(sqrt|log)", r"np.\1", after(r"n / \(n \+ a (.*?)\)\.")(s).replace("ln", "log")),
         "VOCABULARY": after(r"V = (\d+)"),
@@ -375,19 +375,19 @@ SAID = {  # {chapter: {what an estimator must know: how the paper's statement sa
 
 
 def filled(source: str, names: dict[str, str]) -> str:
-    """A source with the names in capitals replaced."""
+    """Replace the names in capitals in a source."""
     return re.sub(rf"\b({'|'.join(names)})\b", lambda name: names[name[0]], source) if names else source
 
 
 def measured(chapter: str, statement: str) -> str:
-    """The estimator of a chapter, for the drawn statement."""
+    """Return the source of a chapter's estimator for the drawn statement."""
     source, statement = MEASURED[chapter], " ".join(statement.split())
     names = {name: says(statement) for name, says in SAID.get(chapter, {}).items()}
     return filled(FITTED + source if "fitted" in source else source, names)
 
 
 def right(chapter: str, seed: str, student: str, monkeypatch) -> dict[str, str]:
-    """{problem: source} of right answers; they need TAPE before them."""
+    """Return {problem: source} of right answers; they need TAPE in front."""
     seen, real = [], problems.functions
     monkeypatch.setattr(problems, "functions", lambda source: seen.append(source) or real(source))
     paper = papers.paper(chapter, seed, student)
@@ -398,14 +398,14 @@ def right(chapter: str, seed: str, student: str, monkeypatch) -> dict[str, str]:
         "words": lambda p: p.given + WORDS,
         "cheapest": lambda p: cheapest(p.given),
         "measured": lambda p: measured(chapter, p.statement),
-        # the function that obeys every rule, as the grader puts it together
+        # the function that obeys every rule, as the grader composes it
         "repaired": lambda _: [source for source in seen if source.startswith("def repaired")][-1],
     }
     return {problem.name: makes[problem.name](problem) for problem in paper}
 
 
 def cheapest(given: str) -> str:
-    """Equal slopes, by bisection, for the drawn charge."""
+    """Return a source that makes all slopes equal by bisection, for the drawn charge."""
     m, r, s, cost = re.search(r"m = (.*)\n +r = (.*)\n +s = (.*)\n +return (.*)\n", given).groups()
     kept, floor = re.match(r"(?:([\d.]+) \* )?p(?: \+ (.*))?", r).groups()
     group = "V - 1 - np.maximum(at, V - 1 - at)" if "::-1" in s else "at // 3" if "3" in s else "at % (V // 2)"
@@ -416,14 +416,14 @@ def cheapest(given: str) -> str:
         "KEPT": kept or "1.0",
         "FLOOR": (floor or "0 * c").replace("/ len(p)", "* np.ones(V) / V"),
         "GROUP": "np.arange(V)" if s == "r" else group.replace("at", "np.arange(V)"),
-        "PRICE": price[1] if price else "0",
+        "CHARGE": price[1] if price else "0",
         "INVERSE": f"(y / {power[1]}) ** (1 / ({power[1]} - 1))" if power else inverse,
     }
     return filled(CHEAPEST, names)
 
 
 def weights(statement: str) -> str:
-    """Weights from the moments: the functional's words as numbers."""
+    """Return a source that computes weights from moments; the statement's functional becomes a formula."""
     words = re.search(r"> (.*)\n", statement)[1]
     n = r"(-?[\d.]+)"
     moments = {
@@ -447,7 +447,7 @@ def weights(offsets):
 
 
 def wrong(chapter: str, problem: str, source: str, contract: str) -> dict[str, str]:
-    """Named wrong answers to a problem, each a source made from the right one; what was handed out is one of them."""
+    """Return named wrong answers to a problem: changes of the right source, and the unchanged contract."""
     measures = problem == "measured"
     changes = {name: f"spoilt(lambda arrays: {to})" for name, to in RULES.items() if not measures or name not in CLOSE}
     changes |= WRONG[chapter if measures else problem]

@@ -1,8 +1,8 @@
-"""Submissions of a chapter's release as students would hand them in: right, untouched, with named wrong answers.
+"""Make submissions of a chapter's release, as students hand them in: right, untouched, or with named wrong answers.
 
-The right answer to a gap is the book's own version, as in gap_runs.py: what stands behind `own_x or`, or what the
-solution hands to the check. The wrong ones are those that the solution names in `show_rejected`; a gap in the text has
-none there and gets the right answer with other numbers in its result. All are written into the gap as Python text.
+The right answer to a gap is the book's own version, as in gap_runs.py: the name after `own_x or`, or what the
+solution passes to the check. The wrong answers are those that the solution names in `show_rejected`. A gap in the text
+has no such names; it gets the right answer with changed numbers. All answers are written into the gap as Python text.
 """
 
 import ast
@@ -22,7 +22,7 @@ CHANGED = "import functools\n\nimport numpy as np\n\n" + "\n".join(map(inspect.g
 
 
 class Answers:
-    """Of a chapter: for each graded check the source of a right answer, and of wrong ones by name."""
+    """The answers of a chapter: for each graded check, the source of a right answer and of named wrong ones."""
 
     def __init__(self, chapter: str, notebooks: Path = ROOT / "notebooks"):
         self.cells = nbformat.read(notebook_of(chapter, notebooks), as_version=4).cells
@@ -46,7 +46,7 @@ class Answers:
                 self.gaps[gap] = right, wrong
 
     def _judged(self, node: ast.Assign) -> tuple:
-        """(check, targets, right expression, the last cell that it needs) of `own_x = judge(check, my_x, ...)`."""
+        """Return check, targets, right expression and its last cell, of `own_x = judge(check, my_x, ...)`."""
         own, call = node.targets[0].id, node.value
         check, mine = ast.unparse(call.args[0]), ast.unparse(call.args[1]).strip("()")
         name = own.removeprefix("own_")
@@ -63,7 +63,7 @@ class Answers:
         return check, mine, next(n for n in (name, f"book_{name}", f"{name}_forward") if n in bound), None
 
     def _wrong(self, check: str) -> list[tuple[str, str, int]]:
-        """(name, expression, cell) of each answer that show_rejected is handed for this check."""
+        """Return (name, expression, cell) of each answer that show_rejected gets for this check."""
         found = []
         for number, cell in enumerate(self.cells):
             if cell.cell_type != "code" or "show_rejected" not in cell.source:
@@ -83,7 +83,7 @@ class Answers:
         return [ast.literal_eval(key) for key in table.keys] if isinstance(table, ast.Dict) else []
 
     def _source(self, mine: str, expression: str, at: int, stands: int | None = None) -> str:
-        """Statements that give `mine` the value of an expression, which stands in a cell: those below `at` alone."""
+        """Return the statements below cell `at` that give `mine` the value of an expression from cell `stands`."""
         needed = self.bindings.needed(reads(expression) - {"changed", "other", "spoiled"}, stands or at)
         return "\n".join([*(s.source for s in needed if s.cell > at), f"{mine} = {expression}"])
 
@@ -93,7 +93,7 @@ def _is_judged(node: ast.stmt) -> bool:
 
 
 def kinds(gaps: dict[str, tuple]) -> dict[str, dict[str, str]]:
-    """The submissions of a chapter: {"right", "untouched", "wrong0", "wrong1"} -> {gap: answer's source}."""
+    """Return the submissions of a chapter: {"right", "untouched", "wrong0", "wrong1"} -> {gap: answer's source}."""
     made = {"untouched": {}, "right": {gap: right for gap, (right, _) in gaps.items()}}
     for parity in (0, 1):
         made[f"wrong{parity}"] = {

@@ -1,4 +1,4 @@
-"""Papers that are marked: right answers earn all, a named wrong one loses its own points, cheating earns nothing."""
+"""Test graded papers: right answers earn all points, a wrong answer loses its own points, cheating earns none."""
 
 import csv
 import os
@@ -22,7 +22,7 @@ each_chapter = lambda test: full(pytest.mark.parametrize("chapter", papers.CHAPT
 
 @pytest.fixture(scope="module")
 def right():
-    """{chapter: {problem: source of a right answer}}."""
+    """Return {chapter: {problem: source of a right answer}}."""
     patch = pytest.MonkeyPatch()
     return {chapter: paper_answers.right(chapter, SEED, STUDENT, patch) for chapter in papers.CHAPTERS}
 
@@ -46,7 +46,7 @@ def test_right_answers_earn_everything(seed, chapter, tmp_path, monkeypatch):
 
 @each_chapter
 def test_each_wrong_answer_is_wrong(chapter, right):
-    """In this process: its judgement alone. What it costs is tested below."""
+    """Test only the judgement, in this process; a test below checks the points that are lost."""
     for problem in papers.paper(chapter, SEED, STUDENT):
         source = right[chapter][problem.name]
         calls = problem.calls(np.random.default_rng(5))
@@ -59,7 +59,7 @@ def test_each_wrong_answer_is_wrong(chapter, right):
 
 
 def judged(problem, source, calls):
-    """What the grader says of a source, without a process for it."""
+    """Return the grader's message about a source, without a separate process."""
     names = problems.functions(paper_answers.TAPE + problem.given)
     exec(source, names)
     for inputs, truth in calls:
@@ -80,7 +80,7 @@ def test_every_student_has_another_paper(chapter):
     texts = [[p.statement + p.contract for p in papers.paper(chapter, SEED, f"s{i}")] for i in range(12)]
     derive, repair, measure = (len(set(column)) for column in zip(*texts, strict=True))
     assert derive >= 11 and repair >= 11
-    assert measure >= 3, "here the data is the student's own, and the law it follows one of a few"
+    assert measure >= 3, "each student has new data, from one of a few distributions"
     again, other = (papers.paper(chapter, seed, "s1")[0] for seed in (SEED, SEED + "!"))
     assert again.statement + again.contract == texts[1][0] != other.statement + other.contract
 
@@ -96,7 +96,7 @@ def test_a_seed_and_a_name_that_run_together_are_another_pair():
 def test_a_classmates_answers_earn_nothing(chapter, right, tmp_path):
     marks = marks_of(chapter, right[chapter], tmp_path, student="ada")
     earned = {name for name, m in marks.items() if m.points}
-    assert earned <= {"measured"}, "only the way of measuring may be the same for two students"
+    assert earned <= {"measured"}, "two students may share only the method of a measurement"
 
 
 @each_chapter
@@ -104,7 +104,7 @@ def test_the_given_function_breaks_its_rule_on_the_graders_data(chapter):
     for student in range(40):
         repaired = papers.paper(chapter, SEED, str(student))[1]
         calls = repaired.calls(np.random.default_rng(student))
-        assert judged(repaired, repaired.contract, calls), f"student {student}: what is broken does not show"
+        assert judged(repaired, repaired.contract, calls), f"student {student}: the broken rule must be visible"
 
 
 @pytest.mark.full
@@ -142,7 +142,7 @@ def weights(o):
     "=1+1": "raise ValueError('\\x1b]0;=1\\x07')",
     "no room": "",
 }  # fmt: skip
-LEFT = {  # in the place of the results
+LEFT = {  # instead of the results
     "other keys": "np.savez('results.npz', **{'0/x': np.zeros(3)})",
     "a pipe": "os.mkfifo('results.npz')",
     "a link": "np.savez('x.npz', x=1)\nos.symlink('x.npz', 'results.npz')",
@@ -168,7 +168,7 @@ def test_a_hostile_submission_costs_its_own_points_alone(right, tmp_path, capsys
     run, calls = papers.run, iter(range(999))
 
     def interrupted(*arguments):
-        if next(calls) == 9:  # at the fourth student
+        if next(calls) == 9:  # while it grades the fourth student
             raise KeyboardInterrupt
         if arguments[3].parent.name == "no room":
             raise OSError(28, "No space left on device")
@@ -177,7 +177,7 @@ def test_a_hostile_submission_costs_its_own_points_alone(right, tmp_path, capsys
     mark = ["assign", "05", "--seed", SEED, "--grade", f"{tmp_path}/in", "--out", f"{tmp_path}/out"]
     monkeypatch.setattr(papers, "run", interrupted)
     assert main(mark) == 130
-    assert len(list(csv.reader((tmp_path / "out" / "marks.csv").open()))) == 4, "a head and three students"
+    assert len(list(csv.reader((tmp_path / "out" / "marks.csv").open()))) == 4, "a header and three students"
     assert main(mark) == 0 and capsys.readouterr().out.count("graded before") == 3
     rows = {r["student"].lstrip("'"): r for r in csv.DictReader((tmp_path / "out" / "marks.csv").open())}
     none = {"linked", "nowhere", "waits", "to a file of the marker"}
@@ -252,7 +252,7 @@ def test_command_refuses_in_one_line(words, said, tmp_path, capsys, monkeypatch)
 
 @pytest.mark.full
 def test_answers_are_marked_against_the_paper_of_the_roster_and_no_other(tmp_path, capsys, right, monkeypatch):
-    """And what is handed out does not hold the seed."""
+    """Check also that the files handed out do not contain the seed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "list.csv").write_text(
         "Student,ID,SIS Login ID,Section\n Points Possible,,,\n"

@@ -1,4 +1,4 @@
-"""Releases: without solutions, complete, runnable from any folder; each gap gives its own points, and no others."""
+"""Test releases: they have no solutions, are complete and run from any folder; each gap gives only its own points."""
 
 import ast
 import copy
@@ -38,7 +38,7 @@ def version(chapter: str) -> tuple:
     return instructor_version(notebook, f"book_{chapter}")
 
 
-# ---- What a release holds
+# ---- What a release contains
 
 
 @each_chapter
@@ -102,7 +102,7 @@ def test_a_mark_that_was_lost_comes_back_where_it_stood(chapter):
         assert [mark(cell) for cell in notebook.cells if mark(cell)] == names
     for how in ("answered", "untouched", "rewritten"):
         notebook = copy.deepcopy(release)
-        for cell in notebook.cells:  # through another editor, which drops marks and perhaps ids
+        for cell in notebook.cells:  # as after a different editor, which removes marks and perhaps ids
             if mark(cell) and not cell.metadata.nbgrader.locked and how != "untouched":
                 mine = "\n// mine" if cell.source.startswith("%%") else "\n# mine"
                 more = mine if cell.cell_type == "code" else "An answer in words."
@@ -120,7 +120,7 @@ def test_a_check_of_two_functions_gives_half_for_one(said, points):
     *most, last = made.split("\n")
     names = {"judge": lambda check, mine: mine, "check_a": lambda f: said[0], "check_b": lambda f: said[1]}
     exec("\n".join(most), names)
-    assert eval(last, names) == points, "whatever a gap called judge"
+    assert eval(last, names) == points, "even if a gap defined its own judge"
 
 
 def test_a_gap_that_cannot_be_read_leaves_the_rest_runnable():
@@ -131,7 +131,7 @@ def test_a_gap_that_cannot_be_read_leaves_the_rest_runnable():
 
 
 def points_of(cells):
-    """The points of each graded check, by its gap."""
+    """Return the points of each graded check by its gap."""
     checks = [
         c.metadata.nbgrader for c in cells if c.cell_type == "code" and c.metadata.get("nbgrader", {}).get("grade")
     ]
@@ -143,7 +143,7 @@ def points_of(cells):
 
 @pytest.fixture(scope="module")
 def mini(tmp_path_factory):
-    """A course with a release of the chapter template: small, with every construct."""
+    """Make a course with a release of the chapter template, which is small and has every construct."""
     jupytext = pytest.importorskip("jupytext")
     folder = tmp_path_factory.mktemp("mini")
     notebooks = folder / "notebooks"
@@ -158,7 +158,7 @@ def marked(notebook, name):
 
 
 def copied(notebook, name, at=None):
-    """The notebook with a cell twice: behind itself, or at a place."""
+    """Insert a second copy of a cell after the cell itself, or at a place; return the cell."""
     cell = marked(notebook, name)
     again = nbformat.from_dict({**cell, "id": "again"})
     notebook.cells.insert(notebook.cells.index(cell) + 1 if at is None else at, again)
@@ -171,7 +171,7 @@ def without(notebook, *names):
 
 
 def anew(cell):
-    """As another editor leaves it: without mark and id."""
+    """Change a cell as a different editor does: remove its mark and its id."""
     cell.metadata.pop("nbgrader", None)
     cell.id = f"x{next(COUNT)}"
 
@@ -217,7 +217,7 @@ COUNT = itertools.count()
 CHECK, GAP = "template-rmsnorm-check", "template-rmsnorm"
 RIGHT = """def my_rmsnorm(x, gain, eps=1e-5):
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * gain"""
-CLASS = {  # who, as the roster has it: answers, what is done to the notebook, points, points that wait, the remark
+CLASS = {  # name in the roster: answers, change of the notebook, points, points that wait, remark
     "All Right": ("right", None, 5, 4, ""),
     "Not Begun": ("untouched", None, 0, 0, ""),
     "Half Wrong": ("wrong0", None, 2, 4, ""),
@@ -243,7 +243,7 @@ CLASS = {  # who, as the roster has it: answers, what is done to the notebook, p
 
 
 def hand_in(student, folder, release, sources):
-    """A student's notebook, under a name that a platform or a browser gives."""
+    """Write a student's notebook, under a name that a platform or a browser gives."""
     answers, done, *_ = CLASS[student]
     number, last = list(CLASS).index(student), "".join(reversed(student.lower().split()))
     path = [
@@ -282,7 +282,7 @@ def test_a_mark_stands_once(student):
     assert marks.keys() == wanted - ({"template-centre"} if student == "Gaps Merged" else set())
     for cell in release.cells:
         if mark(cell) in marks:
-            assert marks[mark(cell)].metadata.nbgrader == cell.metadata.nbgrader, "points and locks are the release's"
+            assert marks[mark(cell)].metadata.nbgrader == cell.metadata.nbgrader, "the release sets points and locks"
     if "Deleted" not in student:
         *_, last = (cell for cell in notebook.cells if "def my_rmsnorm" in cell.source)
         assert RIGHT in last.source
@@ -292,7 +292,7 @@ def test_a_mark_stands_once(student):
 def test_a_class_is_graded(mini, capsys, monkeypatch):
     folder, notebooks, release = mini
     config = folder / "course" / "nbgrader_config.py"
-    assert checks.SECONDS * checks.PATIENCE < 300, "a check stops before its cell is stopped"
+    assert checks.SECONDS * checks.PATIENCE < 300, "a check must stop before its cell is stopped"
     config.write_text(config.read_text().replace("SECONDS = 300", "SECONDS = 10"))
     monkeypatch.setenv("NANOEULER_CHECK_SECONDS", "2")
     gaps = Answers("99", notebooks).gaps
@@ -343,12 +343,12 @@ def test_a_class_is_graded(mini, capsys, monkeypatch):
     assert after["Never Comes"]["remark"] == "nothing handed in"
     half = after["Half Wrong"]
     assert half["late days"] == str(rows["Half Wrong"]["late days"])
-    assert half["points"] == 2 and half["remark"].startswith("not a notebook"), "it replaces none that could be read"
+    assert half["points"] == 2 and half["remark"].startswith("not a notebook"), "it must not replace a readable file"
     for student in CLASS.keys() - {"Comes Late", "Half Wrong"}:
         was, now = ({k: str(row[student][k]) for k in row[student]} for row in (rows, after))
         assert was == now | {"same answers as": was["same answers as"]}, "earlier rows stay"
-    assert ran.stat().st_mtime_ns == before, "and their notebooks do not run again"
-    with Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:  # as Formgrader does
+    assert ran.stat().st_mtime_ns == before, "their notebooks must not run again"
+    with Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:  # as Formgrader does it
         words = gradebook.find_grade("template-open", "99_template", "99", ran.parents[1].name)
         words.manual_score, words.needs_manual_grade = 3, False
         gradebook.db.commit()
@@ -361,11 +361,11 @@ def test_a_class_is_graded(mini, capsys, monkeypatch):
     of = {who: marks[f"{100 + n}"] for n, who in enumerate(CLASS)} | {"": marks[""]}
     assert [of[who] for who in ("All Right", "Not Begun", "Comes Late", "Never Comes", "")] == ["8", "0", "5", "", "9"]
     waiting = ("Ends Kernel", "Empty Folder", "Torn File")
-    assert [of[who] for who in waiting] == ["", "", ""], "no 0 before a person has looked"
+    assert [of[who] for who in waiting] == ["", "", ""], "there must be no 0 before a person has checked"
     assert autograde.ran({"points": 7, "remark": "cannot be run: the last cell"})
 
 
-REFUSED = [  # chapter, folder, what is said
+REFUSED = [  # chapter, folder, the error
     ("99", "nowhere", "no such folder"),
     ("99", ".", "got no submission"),
     ("05", ".", "chapter 05 must be released first: make assignment CH=05"),
@@ -385,7 +385,7 @@ def test_what_cannot_be_graded_is_told_in_one_line(chapter, found, said, mini, t
 @pytest.mark.slow
 @pytest.mark.parametrize("chapter", [pytest.param(c, marks=[pytest.mark.compiler] * (c in KERNELS)) for c in CHAPTERS])
 def test_a_chapter_through_the_pipeline(chapter, tmp_path):
-    """Right, untouched, and every second answer wrong; no cell ends in an error but those that do so on purpose."""
+    """Submit right, untouched and half-wrong answers; no cell may end in an error, except those that should."""
     release = assignment.make(chapter, course=tmp_path / "course")
     gaps = Answers(chapter).gaps
     for kind, filled in kinds(gaps).items():

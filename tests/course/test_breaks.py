@@ -1,7 +1,7 @@
-"""Planted bugs: each is where it is said to be, runs, is found by its tool and by its smallest test; and what is said
-about a reader's own test.
+"""Test the planted bugs and the messages about a reader's own test.
 
-Two processes go through all broken copies, one after the other, importing the package anew from each.
+Each bug is in its file, the broken copy runs, and the bug's tool and its smallest test find the bug. Two processes go
+through all broken copies, and import the package again from each copy.
 """
 
 import functools
@@ -23,7 +23,7 @@ NAMES = [bug.name for bug in BUGS]
 AREAS = "data tokenizer loss forward initialisation backward optimiser schedule clipping threads evaluation"
 AREAS += " generation resume"
 
-# Arguments: a JSON file with [[folder, tool, [test, ...]], ...], and where to write what was found, a line for each.
+# Arguments: a JSON file with [[folder, tool, [test, ...]], ...], and a file for the results, one line per folder.
 DRIVER = """
 import contextlib, importlib, io, json, os, sys, warnings
 
@@ -58,13 +58,13 @@ with open(sys.argv[2], "w") as out:
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    """The folder of a bug by its name, planted when it is asked for; a sound one under the name ""."""
+    """Return a function from the name of a bug to its folder, planted on first use; "" is the sound folder."""
     base = tmp_path_factory.mktemp("planted")
 
     @functools.cache
     def folder_of(name):
         if name:
-            number = NAMES.index(name)  # README.md says what the folder is called, and nothing in it may name the bug
+            number = NAMES.index(name)  # README.md contains the folder's name, so that name must not be the bug's
             return breaks.plant(number, base / str(number), BUGS[number])
         folder, file = breaks.plant(0, base / "sound"), breaks.bug_of(0).file
         (folder / file).write_text((breaks.ROOT / file).read_text("utf-8"), "utf-8")
@@ -75,7 +75,7 @@ def folder_of(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(folder_of, tmp_path_factory, request):
-    """What the driver found in the folder of each bug whose test is to run."""
+    """Return what the driver found in the folder of each bug whose test will run."""
     base = tmp_path_factory.mktemp("found")
     here = [item for item in request.session.items if item.path == request.path and "found" in item.fixturenames]
     cases = [item.callspec.params for item in here]
@@ -103,7 +103,7 @@ def found(folder_of, tmp_path_factory, request):
 
 @pytest.mark.parametrize("bug", BUGS, ids=NAMES)
 def test_fragment(bug):
-    """It stands in its file once, and what replaces it can be compiled."""
+    """Check that the fragment occurs once in its file, and that its replacement compiles."""
     assert bug.old != bug.new
     compile(bug.planted(), bug.file, "exec")
 
@@ -111,7 +111,7 @@ def test_fragment(bug):
 @pytest.mark.full(but=["batch-for-ever", "targets-unshifted"])
 @pytest.mark.parametrize("bug", BUGS, ids=NAMES)
 def test_bug_is_found(bug, found):
-    """The broken copy trains; the named tool finds the bug; the smallest test fails, by its assertion."""
+    """Check that the broken copy trains, its tool finds the bug, and its smallest test fails by an assertion."""
     result = found[bug.name]
     assert "loss of the first step" in result["figures"]
     assert result["findings"], f"{bug.tool} finds nothing"
@@ -123,7 +123,7 @@ def test_bug_is_found(bug, found):
 @pytest.mark.full
 @pytest.mark.parametrize("bug", [None])
 def test_sound_copy(bug, found):
-    """The same run, a tool, and all the smallest tests, with nothing broken."""
+    """Run the same, with one tool and all smallest tests, on a sound copy."""
     result = found[bug]
     assert "no warnings" in result["printed"] and not result["findings"]
     assert dict(zip(NAMES, result["tests"])) == dict.fromkeys(NAMES, "passes")
@@ -145,7 +145,7 @@ def test_list_of_bugs():
 
 
 def test_seeds():
-    """Any whole number has a bug; every bug has a seed; neighbours come from different areas."""
+    """Check that each integer has a bug, each bug has a seed, and neighbouring seeds have bugs of different areas."""
     number = len(BUGS)
     assert Counter(breaks.bug_of(seed).name for seed in range(number)) == Counter(NAMES)
     assert breaks.bug_of(3) == breaks.bug_of(3 + number) == breaks.bug_of(3 - number * 10**30)
@@ -158,7 +158,7 @@ def test_seeds():
 
 @pytest.mark.full
 def test_folder(folder_of):
-    """One file of the copy differs, by the fragment; nothing in the folder names the bug."""
+    """Check that one file of the copy differs, by the fragment, and that no text in the folder names the bug."""
     package = {
         file.relative_to(breaks.ROOT)
         for package in breaks.COPIED
@@ -186,9 +186,9 @@ SLOW = [pytest.param(bug, marks=pytest.mark.slow, id=bug.name) for bug in BUGS]
 @pytest.mark.full(but=["batch-for-ever", "targets-unshifted"])
 @pytest.mark.parametrize("bug", [pytest.param(None, id="sound"), *SLOW])
 def test_visibility(bug, folder_of):
-    """A sound copy runs as README.md says; a silent bug about so, an obvious one far outside, or with a warning.
+    """Compare with README.md: a sound copy agrees, a silent bug nearly agrees, an obvious bug is far off or warns.
 
-    Said in spreads of another seed: the largest distance of a figure from a healthy run's.
+    The unit is the spread over seeds; the distance is the largest of all figures.
     """
     code = "import json, run; print(json.dumps(run.run(192, 0, 400_000)))"
     done = subprocess.run(
@@ -205,7 +205,7 @@ def test_visibility(bug, folder_of):
     assert low <= (max(0, *apart) if "no warnings" in done.stdout else float("inf")) <= high
 
 
-# Handing in.
+# Handing in a test.
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +230,7 @@ def test_a():
 NO_END = "does not end within 2 seconds"
 STUB = breaks.texts()["folder"]["test_found.py"]
 UNWRITTEN = "fails: NotImplementedError: write the test here"
-HANDED_IN = {  # the test; what it does with the broken copy, and with the sound package; what is said
+HANDED_IN = {  # the test; its result on the broken copy and on the sound package; the message
     "right": (RIGHT, "fails: AssertionError", "passes", "Found."),
     "the stub": (STUB, UNWRITTEN, UNWRITTEN, "fails everywhere"),
     "passes everywhere": ("def test_a():\n    pass", "passes", "passes", "does not see this bug"),
@@ -263,7 +263,7 @@ def test_hand_in(case, folder):
 
 @pytest.mark.full
 def test_pytest_in_the_folder_imports_the_copy(folder):
-    """In a repository with a pytest.ini of its own, too."""
+    """Check this also inside a repository with its own pytest.ini."""
     (folder / "test_found.py").write_text(RIGHT, "utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_found.py"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
@@ -280,7 +280,7 @@ def nanoeuler(capsys, tmp_path, monkeypatch):
     def run(*arguments):
         try:
             code = cli.main([str(argument) for argument in arguments])
-        except SystemExit as end:  # argparse's
+        except SystemExit as end:  # from argparse
             code = end.code
         return code, *capsys.readouterr()
 
