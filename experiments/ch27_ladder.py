@@ -1,4 +1,4 @@
-"""Chapter 27, "Further on": time the five rungs of `nanoeuler_book/ladder.cu` beside the library's attention kernels.
+"""Chapter 27, "Further on": time the five rungs of `nanoeuler_book/ladder.cu` next to the library's attention kernels.
 
     python -m experiments.ch27_ladder              # needs a GPU of compute capability 8.0 or later; a minute
     python -m experiments.ch27_ladder --quick      # three rounds, printed but not stored
