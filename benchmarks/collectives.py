@@ -1,13 +1,13 @@
-"""Measure NCCL between the GPUs of one host, and how much it slows matrix products; needs two GPUs or more.
+"""Measure NCCL between the GPUs of one host, and how much it slows matrix products; needs at least two GPUs.
 
     python -m benchmarks.collectives               # 2 GPUs, and 4 if present; stores data/results/collectives.json
-    python -m benchmarks.collectives --cards 2     # only this number of GPUs
+    python -m benchmarks.collectives --gpus 2      # only this number of GPUs
     python -m benchmarks.collectives --out FOLDER  # writes the JSON there
 
 There is one process per GPU. Every call is launched from Python, as in training. A round is a barrier, followed by
 several calls between two CUDA events; its time is divided by the number of calls. The time in a row is the median over
 rounds of the slowest GPU's time. `bytes` is the size of the whole vector that each GPU holds before or after the call.
-Rows:
+The config contains the environment variables in NCCL_SETTINGS, because they can change NCCL's algorithm. Rows:
 
     move      an operation of OPERATIONS on this many bytes: milliseconds per call, and host time to launch it
     overlap   products on one stream and an operation on another, separately and together, in alternation, with at most
@@ -34,17 +34,24 @@ SIZES = [*(4**k for k in range(5, 15)), GRADIENT]  # 1 KiB to 256 MiB
 OPERATIONS = "shift", "all-reduce", "reduce-scatter", "all-gather", "to owners"
 BLOCKS = None, 8
 ROUNDS, WARM, PRODUCTS, WIDTH = 9, 3, 20, 8192
-PIECES, PIECE = 4096, 4096  # of the sum whose order is looked for, numbers of a piece
+PIECES, PIECE = 4096, 4096  # pieces of the sum whose order we look for, and numbers per piece
 PATIENCE = 60  # seconds that a communicator's work may take
+# NVLink SHARP (the switch adds; 0: off), the algorithm (such as Ring or Tree), and the protocol.
+NCCL_SETTINGS = "NCCL_NVLS_ENABLE", "NCCL_ALGO", "NCCL_PROTO"
+
+
+def nccl_settings() -> dict[str, str | None]:
+    """Return the environment's NCCL_SETTINGS; None for a variable that is not set, so that NCCL's default holds."""
+    return {name: os.environ.get(name) for name in NCCL_SETTINGS}
 
 
 def operation(name: str, comm, rank: int, cards: int, x: int, y: int, size: int, stream: int):
-    """A function that launches the operation on float32 at x, its result at y (addresses), `size` bytes in all."""
+    """Return a function that launches the operation on `size` bytes of float32 at address x, with the result at y."""
     from cupy.cuda import nccl
 
     kind, n, part = nccl.NCCL_FLOAT32, size // 4, size // 4 // cards
 
-    def group(sends):  # (peer, where of x, where of y, numbers)
+    def group(sends):  # (receiver, offset in x, sender, offset in y, count)
         nccl.groupStart()
         for to, source, origin, target, count in sends:
             comm.send(x + 4 * source, count, kind, to, stream)
@@ -62,7 +69,7 @@ def operation(name: str, comm, rank: int, cards: int, x: int, y: int, size: int,
 
 
 def work(rank: int, cards: int, identity: bytes, blocks: int | None, pipe) -> None:
-    """One card's process: it sends {what: rounds or shares} through the pipe."""
+    """Measure in the process of one GPU, and send {what: rounds or counts} through the pipe."""
     import cupy
     from cupy.cuda import nccl
 
@@ -81,7 +88,7 @@ def work(rank: int, cards: int, identity: bytes, blocks: int | None, pipe) -> No
         moving.synchronize()
 
     def rounds(jobs, count=ROUNDS, warm=0):
-        """Milliseconds [rounds] of each (stream, function) from a common start, and of the host for all."""
+        """Return milliseconds [rounds] of each (stream, function) from a common start, and of the host for all jobs."""
         taken = []
         for turn in range(warm + count):
             meet()
@@ -111,7 +118,7 @@ def work(rank: int, cards: int, identity: bytes, blocks: int | None, pipe) -> No
     products = computing, lambda: [cupy.matmul(a, b, out=c) for _ in range(PRODUCTS)]
     for name in ("all-reduce", "to owners"):
         move = moving, launch(name, GRADIENT)
-        kinds = []  # of each round: products alone, the move alone, the move beside products, products beside it
+        kinds = []  # per round: the products, then the move, each separately; then the move and the products together
         for _ in range(WARM + ROUNDS):
             alone, moved, both = (rounds(jobs, 1) for jobs in ([products], [move], [move, products]))
             kinds.append([alone[0][0], moved[0][0], both[0][0], both[1][0]])
@@ -132,12 +139,12 @@ def work(rank: int, cards: int, identity: bytes, blocks: int | None, pipe) -> No
     found["order", "none"] = int(left.sum())
     found["sha"] = hashlib.sha256(y[:n].tobytes()).hexdigest()
     pipe.send(found)
-    pipe.recv()  # that all have sent
+    pipe.recv()  # wait until all processes have sent
     comm.destroy()
 
 
 def chain(parts: list, order: tuple[int, ...]):
-    """The parts, added one after the other."""
+    """Return the sum of the parts in this order, one after the other."""
     total = parts[order[0]].copy()
     for card in order[1:]:
         total += parts[card]
@@ -145,14 +152,14 @@ def chain(parts: list, order: tuple[int, ...]):
 
 
 def take(found: dict, left, name: str, total, y) -> None:
-    """Note how many of the pieces that are left have all the bits of this total, and take them."""
+    """Count the remaining pieces that are bitwise equal to this total, and remove them from `left`."""
     same = left & (total == y).reshape(PIECES, PIECE).all(axis=1)
     found["order", name] = int(same.sum())
     left &= ~same
 
 
 def together(cards: int, blocks: int | None) -> list[dict]:
-    """What each card found. TimeoutError if one does not answer; no process is left behind."""
+    """Return the results of each GPU's process. Raises TimeoutError if one does not answer; all processes end."""
     from cupy.cuda import nccl
 
     limits = "NCCL_MAX_CTAS", "NCCL_MAX_P2P_NCHANNELS"
@@ -171,12 +178,12 @@ def together(cards: int, blocks: int | None) -> list[dict]:
             process.start()
         found, deadline = [], time.monotonic() + PATIENCE
         for rank, (ours, theirs) in enumerate(pipes):
-            theirs.close()  # so that the end of a process ends the wait for it
+            theirs.close()  # so that poll returns when the process ends
             if not ours.poll(max(0, deadline - time.monotonic())):
-                raise TimeoutError(f"card {rank} of {cards} has not answered in {PATIENCE} seconds")
+                raise TimeoutError(f"GPU {rank} of {cards} must answer within {PATIENCE} seconds, got no answer")
             found.append(ours.recv())
         for (ours, _), process in zip(pipes, processes, strict=True):
-            ours.send("all have sent")
+            ours.send("all processes have sent")
             process.join(10)
         return found
     finally:
@@ -185,12 +192,12 @@ def together(cards: int, blocks: int | None) -> list[dict]:
 
 
 def slowest(found: list[dict], key: tuple) -> list[list[float]]:
-    """For each kind of time [rounds], the slowest card's of each round."""
+    """Return for each kind of time [rounds] the slowest GPU's time in each round."""
     return [np.max(kinds, axis=0).tolist() for kinds in zip(*(card[key] for card in found), strict=True)]
 
 
 def rows_of(cards: int, blocks: int | None, found: list[dict]) -> list[dict]:
-    """The rows of one communicator."""
+    """Return the rows of one communicator."""
     rows, middle = [], lambda times: round(statistics.median(times), 5)
     for name in OPERATIONS if blocks is None else ():
         for size in SIZES:
@@ -213,8 +220,10 @@ def rows_of(cards: int, blocks: int | None, found: list[dict]) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cards", type=int, nargs="+", help="by default 2 and 4, as there are")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results")
+    parser.add_argument(
+        "--gpus", dest="cards", type=int, nargs="+", help="numbers of GPUs (default: 2, and 4 if present)"
+    )
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder for the JSON (default: data/results)")
     options = parser.parse_args()
     import cupy
     from cupy.cuda import nccl
@@ -222,9 +231,9 @@ def main() -> None:
     here = cupy.cuda.runtime.getDeviceCount()
     counts = options.cards or [n for n in (2, 4) if n <= here]
     if not counts or max(counts) > here or min(counts) < 2:
-        parser.error(f"{here} cards here, asked for {counts or '2 or more'}")
+        parser.error(f"--gpus must be from 2 to {here}, the number of GPUs here, got {counts or 'none'}")
     config = {"nccl": nccl.get_version(), "cupy": cupy.__version__, "rounds": ROUNDS}
-    config |= {"products": PRODUCTS, "width": WIDTH}
+    config |= {"products": PRODUCTS, "width": WIDTH} | nccl_settings()
     rows = []
     for cards in counts:
         for blocks in BLOCKS:
@@ -233,7 +242,7 @@ def main() -> None:
                 shown = [f"{k} {v}" for k, v in row.items() if k not in ("row", "rounds", "sha256")]
                 print(*shown, flush=True)
             rows += new
-            save("collectives", config, rows, options.out)  # so that a limit of time leaves what there is
+            save("collectives", config, rows, options.out)  # after each communicator, in case a time limit ends the run
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Chapter 27: time attention with the whole matrix (float32; float16 on tensor cores), in tiles, and in the library.
+"""Chapter 27: time attention with the whole matrix (float32; bfloat16 on tensor cores), in tiles, and in the library.
 
     python -m experiments.ch27              # on a GPU: three shapes of `base`'s heads
     python -m experiments.ch27 --small      # small shapes, few launches: a test that it runs on a CPU

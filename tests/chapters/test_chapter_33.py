@@ -35,7 +35,7 @@ WRONG_TREES = {
 
 
 def units_of(start, stop, rank, size, unit=64, first=None):
-    """The card's slice by whole units, with one thing wrong, if asked."""
+    """Return the GPU's slice by units instead of parts; the arguments add one mistake."""
     count = (stop - start) // unit
     at = [count * (8 * r // size) for r in (rank, rank + 1)]
     ends = [(start if first is None else first) + unit * (a // 8) for a in at]
@@ -63,12 +63,52 @@ _, test_wrong_rings = rewritten_tests({"check_ring": ("ring", {}, WRONG_RINGS)})
 # ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
+def of_int64(answer):
+    """Return the answer with NumPy's integers."""
+    return lambda *sizes: [[tuple(map(np.int64, triple)) for triple in step] for step in answer(*sizes)]
+
+
+def owned_int64(start, stop, rank, size):
+    at = (start + 64 * np.int64((stop - start) // 64 * (8 * r // size) // 8) for r in (rank, rank + 1))
+    return slice(*at)
+
+
+def ring(N):
+    return [[(r, (r + 1) % N, (r - 1 - step) % N) for r in range(N)] for step in range(N - 1)]
+
+
+def halves(parts):
+    """Add the two halves of the list, each by the same rule."""
+    middle = len(parts) // 2
+    return parts[0] if middle == 0 else halves(parts[:middle]) + halves(parts[middle:])
+
+
+def in_place(parts):
+    """Add by the tree, but into the arrays that the check still needs."""
+    parts = list(parts)
+    while len(parts) > 1:
+        for k in range(0, len(parts), 2):
+            parts[k] += parts[k + 1]
+        parts = parts[::2]
+    return parts[0]
+
+
 test_other_right_answers = accepts(
     {
+        "check_tree": [halves],
+        "check_owned": [owned_int64],
+        "check_ring": [of_int64(ring)],
         "check_crossover": [
             lambda N, alpha, beta: alpha * beta * N * (N - 1 - math.log2(N)) / (N * math.log2(N) - N + 1)
         ],
-        "check_deals": [lambda: frozenset("ACDFG")],
+        "check_deals": [lambda: frozenset("ACDFG"), lambda: "GFDCA", lambda: list("ACDFG")],
+    }
+)
+test_wrong_answers = rejects(
+    {
+        "check_deals": {"a letter twice": lambda: "AACDFG", "one string": lambda: {"ACDFG"}, "a number": lambda: 5},
+        "check_crossover": {"NaN": lambda N, alpha, beta: math.nan},
+        "check_tree": {"in place": in_place},
     }
 )
 

@@ -14,6 +14,7 @@ from test_engine import WHERE
 
 import konigsberg
 from benchmarks import (
+    collectives,
     english,
     gpu_arch80,
     gpu_decode,
@@ -125,12 +126,32 @@ def test_many_cards(monkeypatch):
     monkeypatch.setattr(many_cards, "STEPS", 1)
     group, shape = data_parallel.Group(), many_worker.MODEL
     try:
-        rows = [many_cards.speed(group, shape, 1, 3, where="cpu"), many_cards.ddp(group, shape, 1, 3, device="cpu")]
+        rows = many_cards.speed(group, shape, 1, 3, where="cpu") + many_cards.ddp(group, shape, 1, 3, device="cpu")
     finally:
         torch.distributed.destroy_process_group()
     rows.append(many_cards.tree(shape, 1, 2, 1, where="cpu"))
-    assert [row["what"] for row in rows] == ["speed", "ddp", "tree"]
-    assert all(row["interval"][0] <= row["efficiency"] <= row["interval"][1] for row in rows[:2])
+    assert [row["what"] for row in rows] == ["speed", "ddp", "ddp", "tree"]
+    assert [row["compiled"] for row in rows[1:3]] == ["whole", "by bucket"]
+    assert all(row["interval"][0] <= row["efficiency"] <= row["interval"][1] for row in rows[:3])
+
+
+def test_many_cards_keeps_rows_of_earlier_commits(tmp_path, monkeypatch):
+    """A row that is measured again replaces the old row; the others stay, with the GPU and commit they come from."""
+    monkeypatch.setenv("NANOEULER_COMMIT", "one")
+    old = [{"what": "ddp", "cards": n, "rows": 16, "compiled": "whole", "ms": 1} for n in (2, 4)]
+    many_cards.store(old, {"gpu": "A"}, tmp_path)
+    monkeypatch.setenv("NANOEULER_COMMIT", "two")
+    many_cards.store([old[0] | {"ms": 2}], {"gpu": "B"}, tmp_path)
+    four, two = rows_in(tmp_path / "many_cards.json")
+    assert (four["ms"], four["gpu"], four["commit"]) == (1, "A", "one")
+    assert two == old[0] | {"ms": 2}
+
+
+def test_nccl_settings_of_the_environment_are_recorded(monkeypatch):
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    monkeypatch.delenv("NCCL_ALGO", raising=False)
+    found = collectives.nccl_settings()
+    assert (found["NCCL_NVLS_ENABLE"], found["NCCL_ALGO"]) == ("0", None) and "NCCL_PROTO" in found
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -2,19 +2,26 @@
 
 import contextlib
 import io
+import json
 from pathlib import Path
-
-import nbformat
+from types import SimpleNamespace
 
 from nanoeuler_lib import cuda
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def code_cells(name: str) -> list:
-    """Return the code cells of notebooks/`name`.ipynb, in order."""
-    cells = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells
-    return [cell for cell in cells if cell.cell_type == "code"]
+def code_cells(name: str) -> list[SimpleNamespace]:
+    """Return the code cells of notebooks/`name`.ipynb, in order: id, source and metadata.
+
+    The file is read without nbformat, because GPU machines often have no Jupyter.
+    """
+    cells = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8"))["cells"]
+    return [
+        SimpleNamespace(id=cell["id"], source="".join(cell["source"]), metadata=cell["metadata"])
+        for cell in cells
+        if cell["cell_type"] == "code"
+    ]
 
 
 def python(cell) -> str:
