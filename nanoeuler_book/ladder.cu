@@ -52,7 +52,7 @@ __device__ __forceinline__ unsigned pair(bf16 low, bf16 high) {
   return *(unsigned*)&both;
 }
 
-// The factor a of mma: rows `row` to row + 15 of a tile, columns c to c + 15.
+// The fragment of the factor A of mma: rows `row` to row + 15 of a tile, columns c to c + 15.
 __device__ __forceinline__ void load_queries(unsigned* a, const bf16* tile, int row, int c) {
   int lane = threadIdx.x % 32;
   if (RUNG >= 3) return ldmatrix<4>(a, tile + place(row + lane % 16, c + lane / 16 * 8));
@@ -61,20 +61,30 @@ __device__ __forceinline__ void load_queries(unsigned* a, const bf16* tile, int 
     a[i] = *(const unsigned*)(tile + place(row + lane / 4 + i % 2 * 8, c + 2 * (lane % 4) + i / 2 * 8));
 }
 
-// Two factors b, for scores: columns c to c + 15 of keys `row` to row + 7, and of keys row + 8 to row + 15.
-__device__ __forceinline__ void load_keys(unsigned* b, const bf16* tile, int row, int c) {
+// Fragments of two factors B, for scores: columns c to c + 15 of keys `row` to row + 7,
+// and of keys row + 8 to row + 15.
+__device__ __forceinline__ void load_keys(unsigned* b, const bf16* tile, int row,
+                                          int c) {
   int lane = threadIdx.x % 32;
-  if (RUNG >= 3) return ldmatrix<4>(b, tile + place(row + lane % 8 + lane / 16 * 8, c + lane / 8 % 2 * 8));
+  if (RUNG >= 3) {
+    int up = row + lane % 8 + lane / 16 * 8, left = c + lane / 8 % 2 * 8;
+    return ldmatrix<4>(b, tile + place(up, left));
+  }
 #pragma unroll
-  for (int i = 0; i < 4; i++)
-    b[i] = *(const unsigned*)(tile + place(row + lane / 4 + i / 2 * 8, c + 2 * (lane % 4) + i % 2 * 8));
+  for (int i = 0; i < 4; i++) {
+    int up = row + lane / 4 + i / 2 * 8, left = c + 2 * (lane % 4) + i % 2 * 8;
+    b[i] = *(const unsigned*)(tile + place(up, left));
+  }
 }
 
-// Two factors b, for outputs: values `row` to row + 15, columns c to c + 7, and c + 8 to c + 15. The two numbers of a
-// register are in different rows, so without ldmatrix_trans each needs a load of its own.
-__device__ __forceinline__ void load_values(unsigned* b, const bf16* tile, int row, int c) {
+// Fragments of two factors B, for outputs: values `row` to row + 15, columns c to c + 7
+// and c + 8 to c + 15. The two numbers of a register are in different rows, so without
+// ldmatrix_trans each needs a load of its own.
+__device__ __forceinline__ void load_values(unsigned* b, const bf16* tile, int row,
+                                            int c) {
   int lane = threadIdx.x % 32;
-  if (RUNG >= 3) return ldmatrix_trans<4>(b, tile + place(row + lane % 16, c + lane / 16 * 8));
+  if (RUNG >= 3)
+    return ldmatrix_trans<4>(b, tile + place(row + lane % 16, c + lane / 16 * 8));
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     int up = row + 2 * (lane % 4) + i % 2 * 8, left = c + lane / 4 + i / 2 * 8;
@@ -177,7 +187,7 @@ ladder(const bf16* q, const bf16* k, const bf16* v, bf16* y, float* lse, int T, 
 #pragma unroll
       for (int band = 0; band < BANDS; band++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) {  // the weights of 16 keys lie in the lanes as the factor a does
+        for (int i = 0; i < 4; i++) {  // the weights of 16 keys lie in the lanes as a fragment of A does
           float* two = s[band][n / 8 + i / 2] + i % 2 * 2;
           p[band][i] = pair(__float2bfloat16_rn(two[0]), __float2bfloat16_rn(two[1]));
         }
