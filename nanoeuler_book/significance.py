@@ -76,6 +76,6 @@ def differences(table: Mapping[str, ArrayLike], digits: int = 2) -> dict[str, st
         least = quantile(0.05 / len(rows), len(d)) * error[title]
         print(
             f"{title:{width}} {d.mean():+z{4 + digits}.{digits}f} ± {half_width(d):.{digits}f}"
-            f"  {verdicts[title]:9}  (called a difference from {least:.{digits}f})"
+            f"  {verdicts[title]:9}  (always significant from {least:.{digits}f})"
         )
     return {title: verdicts[title] for title in rows}

@@ -12,8 +12,7 @@ import yaml
 
 from tools.book import search_index, words
 
-MOST = 122  # files that wait to be told again
-WORDS, WAITING = words.load(words.LIST)
+WORDS = words.load(words.LIST)
 CASES = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
 
 
@@ -68,27 +67,11 @@ def test_code_is_not_read(tmp_path, name, text):
 
 @pytest.mark.full
 def test_lint_passes_and_fails_on_a_planted_word(tmp_path, capsys):
-    """MOST only falls: a file that waits may become clean, and no other file may get such a word."""
     assert re.search(r"^lint:.*(\n\t.*)*-m tools.book.words$", (words.ROOT / "Makefile").read_text("utf-8"), re.M)
     assert (words.main([]), capsys.readouterr().out) == (0, "")
-    assert len(set(WAITING)) == len(WAITING) <= MOST
     (page := tmp_path / "page.md").write_text(PLANTED["page.md"], "utf-8")
     assert words.main([str(page)]) == 1
     assert capsys.readouterr().out == f'{page}:4: "behind" -> after; following\n'
-
-
-def test_a_clean_file_must_leave_the_list(monkeypatch, tmp_path, capsys):
-    for name, text in {"clean.md": "All is well.\n", "bad.md": "A told fact.\n"}.items():
-        (tmp_path / name).write_text(text, "utf-8")
-    waiting = '[waiting]\nfiles = [\n  "bad.md",\n  "clean.md",\n  "gone.md",\n]\n'
-    (listed := tmp_path / "words.toml").write_text('[[word]]\npattern = "told fact"\nuse = "stated"\n' + waiting)
-    monkeypatch.setattr(words, "ROOT", tmp_path)
-    monkeypatch.setattr(words, "LIST", listed)
-    monkeypatch.setattr(words, "files", lambda root: ["bad.md", "clean.md"])
-    assert words.main([]) == 1
-    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["clean.md", "gone.md"]
-    assert words.main(["--shrink"]) == 0 and words.load(listed)[1] == ["bad.md"]
-    assert words.main([]) == 0
 
 
 # ---- The words of book/search.yml

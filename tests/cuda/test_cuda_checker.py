@@ -1,4 +1,4 @@
-"""What the runtime does beside finding the bugs of the corpus: shuffles of every type, memory, faults, printf."""
+"""Test the runtime apart from the bugs of the corpus: shuffles of all types, memory, faults and printf."""
 
 import os
 import signal
@@ -126,7 +126,7 @@ ctypes.string_at(16)
 
 
 def test_a_fault_outside_of_a_launch_is_none_of_a_kernel():
-    """The handlers of unchecked texts stay, each with the one before it to turn to."""
+    """Check that the handlers of unchecked texts stay installed, and that each passes other faults on."""
     ended = subprocess.run([sys.executable, "-c", OUTSIDE], capture_output=True, text=True, check=False)
     assert ended.stdout.split() == ["7.0"] * 3, ended.stderr
     assert ended.returncode == -signal.SIGSEGV

@@ -1,4 +1,4 @@
-"""Launches that may begin before the one ahead of them has ended: what the driver is given, without a driver."""
+"""Test launches that may begin before the launch ahead has ended: the driver's arguments, without a driver."""
 
 import ctypes
 import re
@@ -16,7 +16,7 @@ GRID, BLOCK, SHARED, STREAM, FUNCTION, ADDRESS = (3, 2, 1), (64, 4, 1), 1024, 77
 
 
 class Driver:
-    """Keeps what a launch says, as the driver would read it from memory."""
+    """A driver that records a launch as the real driver would read it from memory."""
 
     def __init__(self):
         self.status, self.seen = 0, []
@@ -31,7 +31,7 @@ class Driver:
 
 
 def test_the_driver_gets_grid_block_arguments_and_the_attribute(monkeypatch):
-    """And what it refuses is an error."""
+    """Check also that a refusal by the driver raises an error."""
     driver, stream = Driver(), SimpleNamespace(ptr=STREAM)
     fake = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: stream))
     monkeypatch.setitem(sys.modules, "cupy", fake)
@@ -60,18 +60,18 @@ KERNELS = re.sub("//.*", "", (cuda.KERNELS / "decode.cu").read_text("utf-8")).sp
 
 @pytest.mark.parametrize("text", KERNELS, ids=lambda text: re.search(r"(\w+)\(const", text)[1])
 def test_decoding_touches_nothing_that_a_launch_writes_before_it_has_waited(text):
-    """Of a token only weights, tables, its position and the cache of earlier tokens, which stand there long before."""
+    """Check that before the wait, a kernel reads only weights, tables, the position and the cache of earlier tokens."""
     parameters, body = text.split(") {", 1)
     before = body[: body.index("grid_dependency_wait();")]
     assert "launch_dependents();" in before
     for name in ("x", "out", "qkv", "hidden"):
-        assert not re.search(rf"(?<!\.)\b{name}\b", before), f"{name} is touched before the wait"
-    assert re.search(r"\b(x|qkv)\b", parameters)  # so that the names are those of this file
+        assert not re.search(rf"(?<!\.)\b{name}\b", before), f"{name} must not be used before the wait"
+    assert re.search(r"\b(x|qkv)\b", parameters)  # the kernels of this file must use these names
 
 
 def test_sums_of_products_that_instances_share_are_written_by_fmaf():
-    """Of a * b + c * d a compiler rounds one product, and may take another in each instance of a template: then a round
-    of two tokens and two of one differ in a bit. No processor here shows it."""
+    """Check that templates use fmaf: of a * b + c * d a compiler rounds one product, and which one may differ between
+    instances. Then a round of two tokens and two rounds of one differ in a bit. No processor here shows this."""
     text = re.sub("//.*", "", (cuda.KERNELS / "decode.cu").read_text("utf-8"))
     templates = text[: text.index("float turned(")]
     assert "struct Sums" in templates and "load_rows" in templates

@@ -1,4 +1,4 @@
-"""CUDA C++ on the CPU: what the language offers, what a launch refuses, the cache of compiled kernels, the profiler."""
+"""Test CUDA C++ on the CPU: the language, refused launches, the cache of compiled kernels, and the profiler."""
 
 import copy
 import os
@@ -49,7 +49,7 @@ def down(by, width):
 
 
 POINTS, TILES = floats(32, 4), floats(5, 128)
-# kernel: grid, block, arguments, what the arguments are afterwards (by number), bytes of shared memory
+# kernel: grid, block, arguments, values of the arguments afterwards (by number), bytes of shared memory
 CASES = {
     "three_axes": ((2, 3, 2), (4, 2, 3), (zeros(6, 6, 8, dtype=np.int32), 8, 6), {0: three_axes()}),
     "scan": (1, 64, (np.arange(64, dtype=np.int32),), {0: np.arange(64).reshape(2, 32).cumsum(1).ravel()}),
@@ -117,9 +117,9 @@ extern "C" __global__ void k(const float* x, float* y) {
 
 @pytest.mark.full
 def test_the_thread_that_a_finding_names_does_not_hang_on_how_many_basic_blocks_the_threads_run():
-    """Each compiler makes another number of them of one text: the length of a loop stands for that.
+    """Vary the length of a loop, because each compiler makes a different number of basic blocks from one text.
 
-    All threads are at fault, and the last to come to a barrier goes on first.
+    All threads make the mistake, and the last thread to arrive at a barrier continues first.
     """
     text = """extern "C" __global__ void beyond(float* x, int n) {
   __shared__ float s[64];
@@ -140,7 +140,7 @@ def test_the_thread_that_a_finding_names_does_not_hang_on_how_many_basic_blocks_
 
 @pytest.mark.full
 def test_the_end_of_an_array_is_not_the_start_of_another():
-    """However far an index flies, up to 64 KB, it lands between the arrays, whatever lies beside them."""
+    """Check that an index up to 64 KB beyond an array falls between the arrays, whatever is stored next to them."""
     text = 'extern "C" __global__ void k(const float* a, const float* b, float* c, int i) { c[0] = a[0] + b[i]; }'
     kernel = cuda.module(text, where="cpu")["k"]
     for beyond in (0, 15, 100, 700, 1000, 1100, 1300, 2000, 5000, 16000):
@@ -270,10 +270,10 @@ def test_a_finding_in_a_header_names_the_header():
 
 
 class FakeKernel:
-    """Stands where CuPy's kernel does: keeps what it is launched with."""
+    """A stand-in for CuPy's kernel that records its launch."""
 
     max_dynamic_shared_size_bytes = 48 * 1024
-    shared_size_bytes = 1024  # of __shared__ arrays
+    shared_size_bytes = 1024  # size of the __shared__ arrays
 
     def __call__(self, *launch, shared_mem):
         self.launch = (*launch, shared_mem)
@@ -281,7 +281,7 @@ class FakeKernel:
 
 @pytest.mark.full
 def test_the_gpu_side_checks_and_converts_alike(monkeypatch):
-    """Without a GPU: what CuPy would be given. The arguments meet the same door as on the CPU."""
+    """Check without a GPU what CuPy would get, and that the arguments are checked as on the CPU."""
     made, kernel = {}, FakeKernel()
 
     def raw_module(**options):
@@ -291,7 +291,7 @@ def test_the_gpu_side_checks_and_converts_alike(monkeypatch):
     compilers = SimpleNamespace(compiler=SimpleNamespace(CompileException=RuntimeError))
     cupy = SimpleNamespace(__name__="cupy", ndarray=np.ndarray, RawModule=raw_module, cuda=compilers)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr("nanoeuler_lib.cuda.launch.hopper", lambda: False)  # it asks CuPy once
+    monkeypatch.setattr("nanoeuler_lib.cuda.launch.hopper", lambda: False)  # hopper() would query CuPy
     text = SCALE + "template <int N> __global__ void power(float* x) { x[0] = N; }"
     module = cuda.module(text, where="gpu", defines={"TILE": 16}, instantiate=("power<4>",))
     assert made["code"] == text and made["name_expressions"] == ["power<4>"]
@@ -301,7 +301,7 @@ def test_the_gpu_side_checks_and_converts_alike(monkeypatch):
     assert kernel.launch == ((1, 1, 1), (8, 1, 1), (x, y, 2, 8), 60_000)
     assert [type(a) for a in kernel.launch[2][2:]] == [np.float32, np.int32]  # a bare 2 would be passed as an int
     module["scale"].bind(1, 8, (x, y, 2, 8), 50_000)
-    assert kernel.max_dynamic_shared_size_bytes == 60_000, "the launch bound before needs it still"
+    assert kernel.max_dynamic_shared_size_bytes == 60_000, "the launch bound before still needs it"
     with pytest.raises(NanoEulerError, match=r"at most 65536 bytes per block on this GPU, got 1024 of .* and 65000"):
         module["scale"].bind(1, 8, (x, y, 2, 8), 65_000, shared_limit=64 * 1024)
     assert {r.array for r in module["scale"].profile(1, 8, (x, y, 2.0, 8)).rows} == {"x", "y"}
@@ -359,7 +359,7 @@ def test_processes_share_the_cache(tmp_path):
         _, errors = each.communicate()
         assert each.returncode == 0, errors
     made = sorted(file.suffix for file in (tmp_path / "nanoeuler").iterdir())
-    assert made == [".o", ".so"]  # one of each, and nothing half-written
+    assert made == [".o", ".so"]  # one of each, and no partly written file
     stamps = [file.stat().st_mtime_ns for file in sorted((tmp_path / "nanoeuler").iterdir())]
     again = process(tmp_path)
     assert again.wait() == 0
@@ -375,7 +375,7 @@ def test_the_cache_forgets_what_nobody_uses(tmp_path, monkeypatch):
     ]:  # fmt: skip
         (tmp_path / name).write_bytes(bytes(size))
         os.utime(tmp_path / name, (now - days * day,) * 2)
-    (tmp_path / "tmpabc").mkdir()  # left by a process that was killed
+    (tmp_path / "tmpabc").mkdir()  # left by a killed process
     os.utime(tmp_path / "tmpabc", (now - 31 * day,) * 2)
     used = compiler._keep(tmp_path / "kernel-used.so", tmp_path / "kernel-used.so")
     os.utime(used, (now - 29 * day,) * 2)
@@ -397,7 +397,7 @@ def test_a_kernel_whose_library_was_pruned_is_made_again_and_use_keeps_it(tmp_pa
     cuda.module(SCALE, where="cpu")
     assert library.path.stat().st_mtime > time.time() - 60
     os.utime(library.path, (0, 0))
-    cuda.module(SCALE.replace("scale", "other"), where="cpu")  # making another one prunes
+    cuda.module(SCALE.replace("scale", "other"), where="cpu")  # compiling another text prunes the cache
     assert not library.path.exists()
     x = floats(8)
     cuda.module(SCALE, where="cpu")["scale"](1, 8, (x, x, 2.0, 8))
@@ -445,9 +445,9 @@ ON_CPU = pytest.mark.skipif(cuda.device() == "gpu", reason="counts calls of the 
 
 @ON_CPU
 def test_the_median_leaves_out_the_first_launch_and_a_slow_one():
-    waits = iter([0.5, 0.002, 0.3, 0.002])  # the first one compiles, the third is disturbed
+    waits = iter([0.5, 0.002, 0.3, 0.002])  # the first launch compiles, and the third is disturbed
     assert 0.002 <= cuda.median_seconds(lambda: time.sleep(next(waits)), launches=3) < 0.1
-    assert next(waits, None) is None  # one launch that is not counted, and three
+    assert next(waits, None) is None  # one launch that is not counted, and three that are
 
 
 @ON_CPU
@@ -505,14 +505,14 @@ def test_cell_magic(capsys):
     capsys.readouterr()
     assert not shell.run_cell("%%cuda --cpu\n" + SCALE.replace("x[i];", "x[i]")).success
     shown = capsys.readouterr()
-    assert shown.out.startswith("kernel.cu, line 4: a ; is missing"), shown.out  # line 1 is the magic's
+    assert shown.out.startswith("kernel.cu, line 4: a ; is missing"), shown.out  # line 1 is the magic
     assert "Traceback" not in shown.out + shown.err
     assert not shell.run_cell("%%cuda --cpu\n" + SCALE.replace("i < n", "i <= n")).error_before_exec
     assert not shell.run_cell("scale(1, 16, (x, y, 2.0, 8))").success
     shown = capsys.readouterr()
     assert shown.out.startswith("out of bounds: read: x[8]") and "line 4: if (i <= n) y[i]" in shown.out
     assert "Traceback" not in shown.out + shown.err
-    assert not shell.run_cell("scale(1, 8, (x, y, 2.0))").success  # the same for what is refused at the door
+    assert not shell.run_cell("scale(1, 8, (x, y, 2.0))").success  # the same for refused arguments
     assert capsys.readouterr().out == "scale takes 4 arguments (x, y, by, n), got 3\n"
     with pytest.raises(NanoEulerError, match="it takes --fast"):
         shell.run_cell_magic("cuda", "--quick", SCALE)

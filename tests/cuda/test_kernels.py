@@ -1,7 +1,7 @@
-"""The kernels in nanoeuler_lib/kernels compute what ops/reference.py computes, at odd sizes and every kind of launch.
+"""Test that the kernels in nanoeuler_lib/kernels compute what ops/reference.py computes, at odd sizes and all launches.
 
-On the CPU each runs as compiled for speed and checked, without a finding; with a CUDA device (NANOEULER_DEVICE=gpu) the
-same tests run there. On the CPU, too: a kernel that lacks one of its barriers is reported, whichever it is.
+On the CPU, each kernel runs compiled for speed and checked, without a finding. With a CUDA device
+(NANOEULER_DEVICE=gpu) the same tests run there. On the CPU, the checker must also report a missing barrier.
 """
 
 import re
@@ -18,14 +18,14 @@ from nanoeuler_lib.ops import reference
 ON_GPU = cuda.device() == "gpu"
 pytestmark = [] if ON_GPU else [pytest.mark.compiler]
 xp = cuda.array_module()
-# which test_matmul16.py and the tests of the engine run
+# files that test_matmul16.py and the tests of the engine run
 TEMPLATES = set("attention_backward attention_forward decode draw engine layout many matmul16 muon".split())
 FILES = sorted({file.stem for file in cuda.KERNELS.glob("*.cu")} - TEMPLATES)
 
 
 @pytest.fixture(scope="module", params=["gpu"] if ON_GPU else ["checked", "fast"])
 def kernels(request):
-    """The modules by name, each compiled when it is first asked for; a macro may stand behind the name."""
+    """Return the modules by name, each compiled on first use; a macro may follow the name."""
     return Modules(checked=request.param == "checked")
 
 
@@ -41,25 +41,25 @@ class Modules(dict):
 
 
 def normal(*shape, seed=0):
-    """Random numbers for a kernel, and the same in float64 for the reference."""
+    """Return random numbers for a kernel, and the same numbers in float64 for the reference."""
     values = np.random.default_rng([seed, *shape]).standard_normal(shape, dtype=np.float32)
     return xp.asarray(values), values.astype(np.float64)
 
 
 def zeros(*shape):
-    """What is to be overwritten, filled with something that shows."""
+    """Return an array to be overwritten, filled with NaN so that unwritten places show."""
     return xp.full(shape, np.nan, np.float32)
 
 
 def view(array, offset):
-    """The same numbers `offset` floats into another array: no multiple of 16 bytes, as a slice need not be."""
+    """Return the same numbers as a slice that begins `offset` floats into an array, not at a multiple of 16 bytes."""
     whole = xp.full(array.size + offset, np.nan, np.float32)
     whole[offset:] = array.reshape(-1)
     return whole[offset:].reshape(array.shape)
 
 
 def aside(shifted, *arrays):
-    """The arrays, of which the one with the number `shifted` starts at no multiple of 16 bytes."""
+    """Return the arrays; array number `shifted` does not start at a multiple of 16 bytes."""
     return [view(array, 1) if k == shifted else array for k, array in enumerate(arrays)]
 
 
@@ -68,7 +68,7 @@ def host(array):
 
 
 def same_bits(a, b):
-    """Equal to the last bit, whatever the numbers are."""
+    """Return whether two arrays are bitwise equal, NaN included."""
     return host(a).tobytes() == host(b).tobytes()
 
 
@@ -82,7 +82,7 @@ def blocks_for(n, block):
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# one function a kernel: launch it and compare
+# one function per kernel: launch it and compare
 
 
 def vector_add(modules, wide, n, grid, block, shifted=None):
@@ -93,7 +93,7 @@ def vector_add(modules, wide, n, grid, block, shifted=None):
 
 
 def transpose(modules, name, rows, columns, block, tile=None):
-    """tile: what a block turns, columns and rows, by default as many as it has threads."""
+    """Test a transpose. tile: columns and rows per block, by default as many as the block has threads."""
     (x, x64), y = normal(rows, columns), zeros(columns, rows)
     grid = tuple(map(blocks_for, (columns, rows), tile or block))
     modules["transpose"][f"transpose_{name}"](grid, block, (x, y, rows, columns))
@@ -166,7 +166,7 @@ def rope(modules, B, H, T, C, block):
 
 
 def rope_wide(modules, texts, heads, T, C, height, along_z, spare=0):
-    """Heads side by side at each position, with `spare` numbers behind them that must stay as they are."""
+    """Test heads side by side at each position, followed by `spare` numbers that must not change."""
     pitch = heads * C + spare
     (x, x64), (cos, sin) = normal(texts, T, pitch), reference.rope_tables(T, C)
     tables = xp.asarray(cos.astype(np.float32)), xp.asarray(sin.astype(np.float32))
@@ -214,7 +214,7 @@ def cross_entropy(modules, kept, rows, V, block, scale=1.0, masked=False, offset
 
 
 def embedding(modules, n, V, D, block, often=(), shifted=None, longest=by_token.LONGEST):
-    """often: tokens that stand at most of the places, so that they have shares of their own, parts of the columns;
+    """Test the embedding. often: tokens at most places, so that they get shares of their own, parts of the columns;
     longest: 1 for all columns."""
     rng = np.random.default_rng(n)
     tokens = rng.integers(0, V, n).astype(np.int32)
@@ -236,14 +236,14 @@ def embedding(modules, n, V, D, block, often=(), shifted=None, longest=by_token.
         results.append(dtable)
     wanted = reference.embed_backward(dx64, saved)
     close(results[0], wanted)
-    assert same_bits(*results[:2]) and same_bits(*results[1:])  # whatever the block
+    assert same_bits(*results[:2]) and same_bits(*results[1:])  # for any block
     *_, added = aside(shifted, table, x, dx, table.copy())
     modules["embedding ADD"]["embedding_backward"](len(arrays[0]), block, (*arrays, dx, added, n, D))
     close(added, table64 + wanted)
 
 
 def matmul(modules, M, N, K, shifted=None):
-    """Each sum of K products, in any order: its error is within the bound for K roundings, whatever cancels."""
+    """Check that each sum of K products, in any order, has an error within the bound for K roundings."""
     (a, a64), (b, b64), c = normal(M, K), normal(K, N, seed=1), zeros(M, N)
     a, b, c = aside(shifted, a, b, c)
     modules["matmul"]["matmul"]((blocks_for(N, 128), blocks_for(M, 128)), 256, (a, b, c, M, N, K))
@@ -255,7 +255,7 @@ RATES = 1e-2, 0.9, 0.95, 1e-8, 0.1  # rate, beta1, beta2, eps, decay
 
 
 def step_of(t, rate, beta1, beta2):
-    """What `adamw` takes as `step`."""
+    """Return the argument `step` of `adamw`."""
     return xp.asarray(np.array([rate, 1 / (1 - beta1**t), 1 / (1 - beta2**t)], np.float32))
 
 
@@ -356,7 +356,7 @@ MANY, ALSO, FEW, INTS = (np.ones(n, t) for n, t in ((4096, "f4"), (4096, "f4"), 
 ROW = MANY[:65], FEW, ALSO, FEW[:1].copy(), 65, 1e-5
 LOGITS = MANY[:129].copy(), INTS[:1], FEW[:1], FEW[:1].copy(), 129
 TURNED = MANY, FEW, FEW, ALSO, 1, 1
-REFUSED = [  # file, kernel, defines, a launch that the kernel cannot do, and words of the line that refuses it
+REFUSED = [  # file, kernel, defines, an impossible launch, and words of the line that refuses it
     ("reductions", "sum_tree", {}, 1, 96, (MANY, FEW, 96), "the block must be a power of two"),
     ("reductions", "column_sums", {}, 1, (8, 6), (MANY, FEW, 6, 8), "the block's height must be a power of two"),
     ("reductions", "sum_shuffle", {}, 1, 48, (MANY, FEW, 96), "whole warps"),
@@ -387,7 +387,7 @@ def test_a_kernel_refuses_what_it_cannot_do(file, kernel, defines, grid, block, 
 
 HEADER = (cuda.KERNELS / "reduce.cuh").read_text("utf-8")
 BARRIER = re.compile(r"__sync(?:threads|warp)\(\);")
-# No kernel here calls block_max twice, so its first barrier needs a kernel of its own.
+# No kernel here calls block_max twice, so a separate kernel tests its first barrier.
 TWICE = """#include <reduce.cuh>
 extern "C" __global__ void twice(const float* x, float* y) {
   float a = x[threadIdx.x];

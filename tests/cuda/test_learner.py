@@ -1,7 +1,7 @@
-"""What a learner reads after a mistake: what it is, where, and what to look at, without a compiler's noise.
+"""Test the messages that a learner reads after a mistake: its kind, its place and what to look at.
 
-Each mistake is an edit of a sound kernel, about in the order in which people meet them, with words that the message
-must hold. g++, Clang and the GPU's own compiler, NVRTC, find the same ones.
+Each mistake is an edit of a sound kernel, with words that the message must contain. The mistakes are roughly in the
+order in which learners make them. g++, Clang and the GPU's compiler, NVRTC, find the same mistakes.
 """
 
 import re
@@ -43,8 +43,8 @@ SYNTAX = {
     "a variable misspelt": (change("by * x", "bye * x"), 3, "did you mean 'by'?"),
     "a keyword misspelt": (before_guard("__shred__ float s[32];"), 3, "did you mean '__shared__'?"),
     "a parameter's type misspelt": (change("float by", "flot by"), 1, "`by` is a flot; did you mean float?"),
-    "a parameter that is no number": (change("float by", "Scale* by"), 1, "a kernel takes pointers and numbers"),
-    "a function that is nowhere": (change("by * x[i]", "gelu(x[i])"), 3, "'gelu' is not declared"),
+    "a parameter of another kind": (change("float by", "Scale* by"), 1, "a kernel takes pointers and numbers"),
+    "a function that does not exist": (change("by * x[i]", "gelu(x[i])"), 3, "'gelu' is not declared"),
     "no such axis": (change("threadIdx.x", "threadIdx.w"), 2, "no member"),
     "a ; missing after a declaration": (change("threadIdx.x;", "threadIdx.x"), 2, "a ; is missing at the end"),
     "a ; missing before }": (change("x[i];", "x[i]"), 3, "a ; is missing at the end of this line"),
@@ -52,7 +52,7 @@ SYNTAX = {
     "a ; missing after shared memory": (before_guard("__shared__ float s[32]"), 3, "a ; is missing"),
     "a { never closed": (change("x[i];\n}", "x[i];"), 1, "this { is never closed"),
     "a [ never closed": (change("y[i]", "y[i"), 3, "this [ is never closed"),
-    "a } too many": (SCALE + "}\n", 5, "this } closes nothing"),
+    "one } too many": (SCALE + "}\n", 5, "this } closes nothing"),
     "a ( never closed": (change("(i < n)", "(i < n"), 3, "this ( is never closed"),
     "__global__ forgotten": (change("__global__ ", ""), 1, 'write: extern "C" __global__ void scale('),
     "nothing": ("", 0, "the text is empty"),
@@ -62,7 +62,7 @@ SYNTAX = {
     "a launch from C++": (before_guard("scale<<<1, 32>>>(x, y, by, n);"), 3, "a kernel is launched from Python"),
     "a const array is written": (change("y[i] = by", "x[i] = by"), 3, "const"),
     "an atomic on a value": (change("y[i] = by * x[i]", "atomicAdd(y[i], 1.0f)"), 3, "atomicAdd"),
-    "a function that comes too late": (
+    "a function defined too late": (
         change("by * x[i]", "twice(x[i])") + "__device__ float twice(float v) { return 2 * v; }\n",
         3, "'twice' is not declared"),
     "an index of three": (change("y[i]", "y[threadIdx]"), 3, "threadIdx is three numbers: write threadIdx.x, .y or .z"),
@@ -76,16 +76,16 @@ SYNTAX = {
     "a kernel that calls a kernel": (
         SCALE + change("scale", "other").replace("y[i] = by * x[i]", "scale(x, y, by, n)"),
         7, "`scale` is a kernel, and a kernel cannot call another"),
-    "what is refused, behind a macro": (
+    "refused code inside a macro": (
         "#define LANES __activemask()\n" + before_guard("by += LANES;"),
         1, "'__activemask' is not available in a kernel"),
     "a pointer to a function": (change("float by", "float (*by)(float)"), 1, "parameter `by` is a function"),
-    "a template that nobody names": (
+    "a template that is not named": (
         "template <int N>\n" + change('extern "C" ', ""),
         2, "scale is a template: name what to compile, as %%cuda -i 'scale<...>'"),
 }  # fmt: skip
 
-# What compiles, and is nearly always a bug: a checked module refuses it, and a fast one takes it.
+# Code that compiles but is nearly always a bug: a checked module refuses it, and a fast module accepts it.
 SUSPECT = {
     "= for ==": (change("i < n", "i = n"), 3, "assignment"),
     "== for =": (change("y[i] =", "y[i] =="), 3, ""),
@@ -96,16 +96,16 @@ SUSPECT = {
     "an indented line without braces": (
         change(BODY, "  if (i < n)\n    y[i] = 1;\n    y[i] = 2;"),
         None, "between { and }"),
-    "printf with another type": (before_guard('printf("%d\\n", x[i]);'), 3, "format"),
+    "printf with a wrong type": (before_guard('printf("%d\\n", x[i]);'), 3, "format"),
     "local arrays too large": (
         before_guard("float big[20000];\n  big[i] = 1;"),
         None, "large arrays in shared memory"),
 }  # fmt: skip
 HARMLESS = {
-    "several on a line": change(BODY, "  if (i < n) { y[i] = by; } else if (i == n && n > 0 || n < 0) y[0] = 1;"),
+    "several ifs on a line": change(BODY, "  if (i < n) { y[i] = by; } else if (i == n && n > 0 || n < 0) y[0] = 1;"),
     "int and unsigned": change(BODY, "  for (int k = 0; k < gridDim.x; k++) if (k + i < n) y[k + i] = 1;"),
-    "nothing used": change(BODY, "  float unused; int also = 3;"),
-    "inline PTX in a macro that nobody uses": '#define LANE(r) asm("mov.u32 %0, %laneid;" : "=r"(r))\n' + SCALE,
+    "unused variables": change(BODY, "  float unused; int also = 3;"),
+    "inline PTX in an unused macro": '#define LANE(r) asm("mov.u32 %0, %laneid;" : "=r"(r))\n' + SCALE,
     "a loop that waits": before_guard("while (atomicAdd(y, 0.0f) > 1) ;"),
 }  # fmt: skip
 
@@ -153,7 +153,7 @@ def test_the_compiler_of_the_gpu_names_the_same_line(mistake):
 @pytest.mark.parametrize("mistake", SUSPECT)
 def test_a_fast_module_takes_what_compiles(mistake):
     if mistake == "a function without return":
-        return  # nothing calls it: the text is sound
+        return  # no code calls it, so the text is sound
     cuda.module(SUSPECT[mistake][0], where="cpu", checked=False)
 
 
@@ -199,7 +199,7 @@ def test_a_template_named_wrongly(name, words):
 
 @pytest.mark.full
 def test_the_same_finding_has_the_same_words_each_time():
-    """A notebook's stored output is compared with the next run's: no address may stand in it."""
+    """Check that a finding contains no address, because a notebook's stored output is compared with the next run's."""
     text = 'extern "C" __global__ void k(float* x) { x[threadIdx.x + 100000000] = 1; }'
     told = set()
     for size in (32, 1_000_000):

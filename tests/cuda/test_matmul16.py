@@ -1,7 +1,7 @@
-"""The matrix products on tensor cores: right at odd sizes, as exact as plain ones in their precision, watched.
+"""Test the matrix products on tensor cores at odd sizes: they are as exact as plain products in their precision.
 
-The oracle is a product in float64. With a CUDA device the same tests run there (NANOEULER_DEVICE=gpu); on the CPU they
-run compiled for speed and checked, and the kernel that lacks one of its barriers, waits or commits is reported.
+The oracle is a product in float64. With a CUDA device the same tests run there (NANOEULER_DEVICE=gpu). On the CPU they
+run compiled for speed and checked, and the checker must report a kernel without one of its barriers, waits or commits.
 """
 
 import os
@@ -26,7 +26,7 @@ on_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU: NANOEULER_DEVICE=gp
 
 BFLOAT16, HALF, FLOAT = "__nv_bfloat16", "__half", "float"
 SMALL = Version("matmul16", 128, 64, 3), Version("matmul16_wgmma", 128, 64, 2)  # two warps; the smallest of wgmma
-# version, numbers of a and b, numbers of c
+# version, type of a and b, type of c
 KERNELS = [
     (PLAIN, BFLOAT16, FLOAT), (PLAIN, HALF, HALF),
     *((small, *numbers) for small in SMALL for numbers in ((BFLOAT16, FLOAT), (HALF, HALF), (FLOAT, FLOAT))),
@@ -42,7 +42,7 @@ def name_of(value):
 
 
 def matrix(values, number):
-    """As a kernel takes it, and the same in float64."""
+    """Return numbers as a kernel takes them, and the same numbers in float64."""
     if number == FLOAT:
         return xp.asarray(values, np.float32), values.astype(np.float32).astype(np.float64)
     bits = bits_of(values, number)
@@ -50,7 +50,7 @@ def matrix(values, number):
 
 
 def product(version, number, out, M, N, K, scale=1.0, of=None, checked=False):
-    """c, and a and b in float64. c is NaN before."""
+    """Return c, and a and b in float64. Before the launch, c is filled with NaN."""
     rng = np.random.default_rng([M, N, K])
     (a, a64), (b, b64) = (matrix(scale * rng.standard_normal(s), number) for s in ((M, K), (N, K)))
     c, _ = matrix(np.full((M, N), np.nan), out)
@@ -60,7 +60,7 @@ def product(version, number, out, M, N, K, scale=1.0, of=None, checked=False):
 
 
 def plain(a64, b64, number, out):
-    """The product as NumPy computes it in this precision: factors rounded, sums of float32, the result rounded."""
+    """Return the product as NumPy computes it in this precision: rounded factors, float32 sums, a rounded result."""
     if number == FLOAT:
         a64, b64 = tf32(a64), tf32(b64)
     c = a64.astype(np.float32) @ b64.astype(np.float32).T
@@ -74,11 +74,11 @@ def plain(a64, b64, number, out):
 def test_the_error_is_at_most_twice_that_of_a_plain_product(version, number, out, checked, shape):
     c, a64, b64 = product(version, number, out, *shape, checked=checked is True)
     wanted = a64 @ b64.T
-    if number != FLOAT and out == FLOAT:  # exact products; each of K additions may cut off one bit
+    if number != FLOAT and out == FLOAT:  # exact products; each of K additions may truncate one bit
         assert (np.abs(c - wanted) <= shape[2] * 2.0**-23 * (np.abs(a64) @ np.abs(b64).T)).all()
         return
     error, allowed = (np.abs(x - wanted).max() for x in (c, plain(a64, b64, number, out)))
-    rounding = 2.0**-23 * np.abs(wanted).max()  # where the plain one is exact by luck
+    rounding = 2.0**-23 * np.abs(wanted).max()  # for places where the plain product is exact by luck
     assert error <= 2 * allowed + rounding, (error, allowed)
 
 
@@ -87,7 +87,7 @@ def test_the_error_is_at_most_twice_that_of_a_plain_product(version, number, out
 @pytest.mark.parametrize("out", [BFLOAT16, FLOAT])
 @pytest.mark.parametrize("shape", [(515, 1030, 1032), (4096, 128, 64)], ids=str)
 def test_wgmma_and_its_twin_agree(shape, out, tmp_path):
-    """The same text compiled for sm_90a, and without it, in a process of its own, as NANOEULER_ARCH=80 says."""
+    """Compare the text compiled for sm_90a with the text under NANOEULER_ARCH=80, in a separate process."""
     if not cuda.hopper():
         pytest.skip("this GPU has no wgmma")
     call = f"t.product(t.WARPGROUPS, t.BFLOAT16, {out!r}, *{shape})[0]"
@@ -108,15 +108,15 @@ def in_process(code, path, **environment):
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# what is missing is reported
+# a missing barrier, wait or commit is reported
 
 TEXT = (cuda.KERNELS / "matmul16.cu").read_text("utf-8")
 ORDERING = re.compile(
     r"(?:__syncthreads|copy_async_commit|copy_async_wait<[^>]*>|named_barrier_(?:sync|arrive)|mbarrier_\w+|wgmma_\w+|fence_async"
     r"|(?:wait_filled|wait_products|tell_emptied|start)<\w+>)\([^;{}]*\);"
 )
-HOPPER = range(TEXT.index("#ifdef __CUDA_ARCH_FEAT_SM90_ALL"), TEXT.index("#else\n"))  # what the CPU does not compile
-NOTHING_HERE = ("wait_products", "start<")  # of wgmma; empty in the twin, whose mma has ended where it stands
+HOPPER = range(TEXT.index("#ifdef __CUDA_ARCH_FEAT_SM90_ALL"), TEXT.index("#else\n"))  # not compiled on the CPU
+NOTHING_HERE = ("wait_products", "start<")  # wgmma's waits; empty in the twin, whose mma ends at once
 ORDERED = [m for m in ORDERING.finditer(TEXT) if m.start() not in HOPPER and not m[0].startswith(NOTHING_HERE)]
 V2, V3 = TEXT.index("// ---- v2"), TEXT.index("// ---- v3")
 
@@ -144,11 +144,11 @@ def test_all_that_orders_is_tried():
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# what it asks of memory
+# its memory requests
 
 
 def memory(version, old="", new=""):
-    """The rows of a profile: 128 x 64 numbers of c from K = 128, in bfloat16."""
+    """Return the rows of a profile: 128 x 64 numbers of c from K = 128, in bfloat16."""
     assert old in TEXT
     rng = np.random.default_rng(0)
     a, b = (bits_of(rng.standard_normal((n, 128)), BFLOAT16) for n in (128, 64))
@@ -165,10 +165,10 @@ def test_swizzled_tiles_are_written_and_read_without_a_conflict(version):
     rows = memory(version)
     assert all(row.cost == row.ideal for row in rows)
     assert {row.operation for row in rows if row.space == "shared"} == {"copy", "read"}
-    stored = [row for row in rows if row.operation == "write"]  # 16 bytes a lane
+    stored = [row for row in rows if row.operation == "write"]  # 16 bytes per lane
     assert sum(row.requests for row in stored) == 128 * 64 * 2 // (32 * 16)
     reads = shared_reads(memory(version, "(c ^ row % 8) << 4", "c << 4"))
-    assert reads and all(row.cost == 8 * row.ideal for row in reads)  # 8 rows meet in the same banks
+    assert reads and all(row.cost == 8 * row.ideal for row in reads)  # 8 rows use the same banks
 
 
 @pytest.mark.full
@@ -184,7 +184,7 @@ def shared_reads(rows):
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# what it refuses
+# refused launches
 
 
 @on_cpu
@@ -192,7 +192,7 @@ def shared_reads(rows):
 def test_what_a_kernel_refuses(version):
     a, b = (bits_of(np.ones((n, 12)), BFLOAT16) for n in (5, 7))
     c = np.zeros((5, 7), np.float32)
-    if version.kernel != "matmul16_wgmma":  # there the TensorMap refuses it
+    if version.kernel != "matmul16_wgmma":  # with wgmma, the TensorMap refuses it
         with pytest.raises(cuda.KernelError, match="rows of a and b must be multiples of 16 bytes"):
             matmul16.bind(a, b, c, version, checked=True)()
         aside = np.ones(5 * 16 + 1, np.uint16)[1:].reshape(5, 16)

@@ -1,8 +1,8 @@
 # ruff: noqa: E501 -- a kernel's text stays on its line
-"""Every kernel's text, the chapters' too, compiles for every GPU architecture it is offered on; it takes no GPU.
+"""Test that each kernel's text, the chapters' included, compiles for its GPU architectures. No GPU is needed.
 
-The compiler is the nvidia-cuda-nvrtc wheel. The static shared memory is read from the compiled code and must fit the
-smallest of them.
+The compiler is the nvidia-cuda-nvrtc wheel. The static shared memory is read from the compiled code, and must fit the
+smallest limit of these architectures.
 """
 
 import ast
@@ -33,16 +33,16 @@ MATMUL16 = (
       for kernel, sizes in (("matmul16", "128, 64, 3"), ("matmul16_wgmma", "64, 3"))
       for number in ("__nv_bfloat16", "__half", "float")),
 )  # fmt: skip
-# name: text, templates to compile, the first architecture that has what it takes
+# name: text, templates to compile, the first architecture with the required instructions
 TEXTS = {file.name: (file.read_text("utf-8"), (), 75) for file in sorted(KERNELS.glob("*.cu"))}
-# Templates: every kernel, type and form, in small tiles, whose code has the least to compile; wgmma's twin, but on 9.0a.
+# Templates: each kernel, type and form, in small tiles, which compile fastest; wgmma's twin except on 9.0a.
 TEXTS["matmul16.cu"] = (TEXTS["matmul16.cu"][0], MATMUL16, 80)
 TEXTS["draw.cu"] = (TEXTS["draw.cu"][0], ("order<4>", "order<16>"), 75)
 for rung in (1, 3, 5):  # of chapter 27's ladder: loads by hand, ldmatrix, and copies in the background
     TEXTS[f"ladder, rung {rung}"] = (f"#define RUNG {rung}\n" + (ROOT / "nanoeuler_book/ladder.cu").read_text(), (), 80)
 for file, of in ONE_AT_A_TIME.items():
     TEXTS[file] = ((FOLDER / f"{file}.cu").read_text("utf-8"), of, 75 if file == "loads" else 80)
-# FlashAttention's templates: one of each kind of number, and Hopper's, which elsewhere is its twin.
+# FlashAttention's templates: one per number type, and Hopper's, which on other architectures is its twin.
 ATTENTION = TEXTS.pop("attention_forward.cu")[0]
 ON = flash.Card(80, 99 * 1024)
 TEXTS["attention, float32"] = (ATTENTION, [flash.tile("float", 64, 512, ON).kernel], 75)
@@ -53,7 +53,7 @@ for name, chosen in {
     "Hopper": flash.tile("__nv_bfloat16", 64, 512, flash.Card(90, 227 * 1024)),
 }.items():
     TEXTS[f"attention, {name}"] = (ATTENTION, [chosen.kernel], 80)
-# Backward: numbers, width, KB of shared memory, whether RoPE is turned back, whether dq is added up.
+# Backward: number type, width, KB of shared memory, whether RoPE is undone, whether dq is added up.
 BACKWARD = TEXTS.pop("attention_backward.cu")[0]
 for number, cores, width, shared, turn, atomic in (
     ("float", False, 32, 64, True, False),
@@ -71,7 +71,7 @@ def decoding(number, config):
     return (*products, f"attend<{number}>")
 
 
-# The engine's, for heads and rows of `base`.
+# The engine's templates, for heads and rows of `base`.
 ENGINE = {
     "engine.cu": program.engine_kernels,
     "decode.cu": decoding,
@@ -83,11 +83,11 @@ for file, table in ENGINE.items():
         TEXTS[f"{file}, {number}"] = (text, table(number, preset("base")), first)
 SUMS = tuple(f"sum_slices<{count}>" for count in (1, 2, 4, 8))
 TEXTS["many.cu"] = (TEXTS["many.cu"][0], SUMS, 75)
-# Attention with T x T matrices, beside which FlashAttention is timed.
+# Attention with T x T matrices, with which FlashAttention is compared.
 for number, first in (("float", 75), ("__nv_bfloat16", 80)):
     names = gpu_flash_step._kernels(number, preset("base").context)
     TEXTS[f"gpu_flash_step, {number}"] = (gpu_flash_step.SOURCE, names, first)
-# The cells of the chapters that a GPU is to run.
+# The cells of the chapters that run on a GPU.
 for chapter in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
     for number, source in enumerate(
         "".join(cell["source"]) for cell in json.loads(chapter.read_text("utf-8"))["cells"]
@@ -100,7 +100,7 @@ CASES += [("matmul16.cu", "sm_90a"), ("attention, Hopper", "sm_90a")]
 
 
 def in_wheels(pattern):
-    """The first such file among the nvidia wheels, None without it."""
+    """Return the first such file in the nvidia wheels, or None."""
     spec = importlib.util.find_spec("nvidia")
     folders = (spec.submodule_search_locations or []) if spec else []
     files = [file for folder in folders for file in sorted(Path(folder).glob(pattern))]
@@ -109,19 +109,19 @@ def in_wheels(pattern):
 
 @functools.cache
 def nvrtc():
-    """The library of the wheel, None without it."""
+    """Return the library of the wheel, or None without the wheel."""
     file = in_wheels("**/libnvrtc.so.*")
     return file and C.CDLL(str(file))
 
 
 def cubin(source, architecture, templates=()):
-    """Compiled code, or the compiler's log as an assertion."""
+    """Return compiled code; raise the compiler's log as an AssertionError."""
     library, made, size = nvrtc(), C.c_void_p(), C.c_size_t()
     library.nvrtcCreateProgram(C.byref(made), source.encode(), b"kernel.cu", 0, None, None)
     for name in templates:
         library.nvrtcAddNameExpression(made, name.encode())
     options = [f"--gpu-architecture={architecture}", "-std=c++17", f"-I{INCLUDE}", f"-I{KERNELS}"]
-    if numbers := in_wheels("**/cuda_bf16.h"):  # CuPy brings these headers, too
+    if numbers := in_wheels("**/cuda_bf16.h"):  # CuPy also has these headers
         options.append(f"-I{numbers.parent}")
     failed = library.nvrtcCompileProgram(made, len(options), (C.c_char_p * len(options))(*map(str.encode, options)))
     if failed:
@@ -137,7 +137,7 @@ def cubin(source, architecture, templates=()):
 
 
 def sections(elf):
-    """Offset and size of every section of a 64-bit ELF file, by name."""
+    """Return offset and size of each section of a 64-bit ELF file, by name."""
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     width, count, names = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", elf, table + i * width) for i in range(count)]
@@ -164,7 +164,7 @@ def test_compiles_and_fits(name, architecture):
 @pytest.mark.skipif(not in_wheels("**/cuda_bf16.h"), reason="the nvidia wheels are not installed: make oracle")
 def test_what_came_with_hopper_compiles_for_it():
     text = TEXTS["matmul16.cu"][0].replace("#ifdef __CUDA_ARCH_FEAT_SM90_ALL", "#ifdef __CUDACC__")
-    with pytest.raises(AssertionError, match="copy_tile is for the GPU"):  # the plain 9.0 has its twin alone
+    with pytest.raises(AssertionError, match="copy_tile is for the GPU"):  # plain 9.0 has only the twin
         cubin(text, "sm_90", MATMUL16[-1:])
     cluster = """#include <hopper.cuh>
     extern "C" __global__ void __cluster_dims__(2, 1, 1) k(int* x) { x[blockIdx.x] = cluster_rank(); cluster_sync(); }"""
@@ -177,7 +177,7 @@ def test_what_came_with_hopper_compiles_for_it():
     "version, kernel", [("3 tiled", "matmul_tiled"), ("4 strip", "matmul_strip"), ("5 patch", "matmul_patch")]
 )
 def test_the_requests_that_chapter_25_counts_are_those_of_the_machine_code(version, kernel):
-    """Reads of shared memory (LDS: 984, its size in bits 73 to 75) and multiply-adds (FFMA: 223), compiled for 9.0."""
+    """Count reads of shared memory (LDS: 984, size in bits 73 to 75) and multiply-adds (FFMA: 223) for 9.0."""
     cells = json.loads((ROOT / "notebooks" / "25_matrix_multiplication.ipynb").read_text("utf-8"))["cells"]
     lines = "".join("".join(cell["source"]) + "\n" for cell in cells).splitlines()
     (told,) = [ast.literal_eval(line.partition(" = ")[2]) for line in lines if line.startswith("COMPILED = ")]

@@ -1,4 +1,4 @@
-"""What each process of `test_many.py` does; rank 0 prints JSON. Takes names of `computed`; under mpirun or alone."""
+"""Run one process of `test_many.py`, under mpirun or by itself; rank 0 prints JSON. Arguments: names of `computed`."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ STEPS = 3
 
 
 def batch(number, shards=4):
-    """Tokens [shards, T] and targets, of which the shards have different numbers of valid ones."""
+    """Return tokens [shards, T] and targets; the shards have different numbers of valid targets."""
     rng = np.random.default_rng(number)
     shape = shards, MODEL.context
     tokens, targets = rng.integers(0, 40, shape), rng.integers(0, 40, (*shape, 2))
@@ -33,7 +33,7 @@ def batch(number, shards=4):
 
 
 def taken(group, precision, checked=False, poison=None, shards=4):
-    """What comes out of some steps: losses, norms, the hash, SHA-256 of the states."""
+    """Return the results of some steps: losses, norms, the hash, and SHA-256 of the states."""
     model = data_parallel.GPT(MODEL, init(MODEL, 0, 0.2), group, precision=precision, where="cpu", checked=checked)
     optimizer, config = data_parallel.AdamW(MODEL, CONFIG, "cpu", group), replace(CONFIG, accumulate=shards)
     take = data_parallel.Step(model, optimizer, config, shards)
@@ -53,7 +53,7 @@ def taken(group, precision, checked=False, poison=None, shards=4):
         found["poisoned"] = {"norm": str(norm), "whose": take.bad_rank, "step": optimizer.step, "moved": moved}
         model.wait_for_weights()
         if group.rank == poison:
-            model.read[0][0] += 1  # a stale copy
+            model.read[0][0] += 1  # an outdated copy
         try:
             take.hash()
         except NanoEulerError as error:
@@ -62,7 +62,7 @@ def taken(group, precision, checked=False, poison=None, shards=4):
 
 
 def reference():
-    """The same steps by the engine of one card, which adds micro-batches in turn."""
+    """Return the same steps by the engine for one GPU, which adds micro-batches one after the other."""
     model = engine.GPT(MODEL, init(MODEL, 0, 0.2), precision="float32", where="cpu", checked=False)
     take = engine.Step(model, engine.AdamW(MODEL, CONFIG, "cpu"), CONFIG, 4, micro=1)
     rows = [take(*batch(number)) for number in range(STEPS)]
@@ -83,13 +83,13 @@ def main(*names):
     case = names[0]
     if case in ("stop", "kill", "sleep"):
         group_module.LATE = group_module.STUCK = 2.0
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as in a run: the launcher ends the others by it
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as in a run; the launcher sends it to the others
         group.say_when_lost(lambda: "; words")
         group.barrier()
         if group.rank == 1:
             end = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}
             time.sleep(60) if case == "sleep" else os.kill(os.getpid(), end[case])
-        group.barrier()  # never over
+        group.barrier()  # never returns
     found = {name: computed(group, name) for name in names}
     if group.rank == 0:
         print(json.dumps(found), flush=True)

@@ -1,6 +1,6 @@
-"""The choice of a device: every name, precision and message, what goes to the engine, and what a run remembers.
+"""Test the choice of a device: names, precisions, messages, the engine's arguments, and what a run records.
 
-No GPU is needed: CuPy and the engine's classes are stood in for; `test_engine.py` runs them.
+No GPU is needed: stand-ins replace CuPy and the engine's classes, which `test_engine.py` runs.
 """
 
 import sys
@@ -17,13 +17,13 @@ from nanoeuler_lib.engine.device import CPU, Device, choose, chosen_before
 from nanoeuler_lib.model import step
 
 OLD, NEW = flash.Card(75, 64 << 10), flash.Card(80, 163 << 10)
-FIT = changed(RUN_MODEL, dim=64, heads=2, kv_heads=1, vocab_size=264, ffn=176)  # what the kernels take
+FIT = changed(RUN_MODEL, dim=64, heads=2, kv_heads=1, vocab_size=264, ffn=176)  # a shape that the kernels accept
 NO_FIT = changed(FIT, dim=32)
 
 
 @pytest.fixture
 def cards(monkeypatch):
-    """So many cards, with CuPy as far as it is asked: gives the numbers of those that were selected."""
+    """Return a function that pretends a number of GPUs, and records which GPUs were selected and queried."""
     used = []
 
     def make(count, card=NEW):
@@ -49,9 +49,9 @@ def test_how_many_cards_there_are(cards, monkeypatch):
         monkeypatch.setenv("NANOEULER_DEVICE", value)
         assert device._cards() == count
     cards(None)
-    assert device._cards() == 0, "no driver is no card"
+    assert device._cards() == 0, "without a driver there must be no GPU"
     monkeypatch.setitem(sys.modules, "cupy", None)
-    assert device._cards() == 0, "nor is no CuPy"
+    assert device._cards() == 0, "without CuPy there must be no GPU"
 
 
 def test_which_device_a_name_is(cards):
@@ -63,16 +63,16 @@ def test_which_device_a_name_is(cards):
     two = cards(2)
     assert choose("cpu") == CPU and two.asked == []
     assert choose() == choose("auto") == choose("gpu") == choose("cuda") == Device("gpu", "bfloat16")
-    assert two.used == [] and set(two.asked) == {"gpu"}, "the card that CuPy has selected"
+    assert two.used == [] and set(two.asked) == {"gpu"}, "the GPU that CuPy has selected must be used"
     assert choose("gpu:1") == choose("cuda:1", "bf16") == Device("gpu", "bfloat16") and two.used == [1, 1]
     assert choose("gpu:0", "tf32") == Device("gpu", "tf32") and two.used == [1, 1, 0]
     assert error_of(choose, "gpu:2") == "--device gpu:2: the number must be below 2, the number of GPUs here"
     cards(1, OLD)
-    assert choose("gpu") == choose("gpu", "fp32") == Device("gpu", "float32"), "no tensor cores for bfloat16"
+    assert choose("gpu") == choose("gpu", "fp32") == Device("gpu", "float32"), "it has no tensor cores for bfloat16"
 
 
 def test_which_device_a_model_gets(cards):
-    """A model that the kernels do not take goes to the CPU unless a GPU is asked for; there its precision is one."""
+    """Place a model that the kernels do not accept on the CPU, unless a GPU is requested."""
     cards(1)
     assert choose("auto", None, FIT) == choose("gpu", None, FIT) == Device("gpu", "bfloat16")
     assert choose("auto", None, NO_FIT) == choose("auto", "float32", NO_FIT) == CPU
@@ -111,7 +111,7 @@ def test_what_is_no_device_is_told_in_one_line(cards, name, precision):
 
 
 def test_where_a_model_and_its_optimiser_go(monkeypatch):
-    """On the CPU a model stays what it is; the engine is handed its numbers, the precision, and where to run."""
+    """Keep the model on the CPU; pass its numbers, the precision and the place to the engine otherwise."""
     here = model.GPT(RUN_MODEL, seed=1)
     assert CPU.place(here) is here and CPU.optimizer("state", RUN_MODEL) == "state"
 
@@ -136,7 +136,7 @@ def test_where_a_model_and_its_optimiser_go(monkeypatch):
 
 
 def test_a_run_goes_on_where_it_was(cards):
-    """Its device and precision, unless another device is asked for; one that is gone is told."""
+    """Keep device and precision unless a different device is requested; a missing device is an error."""
     begun = {"device": "gpu", "precision": "tf32"}
     cards(1)
     assert chosen_before({}) == chosen_before({}, "cpu") == chosen_before(begun, "cpu") == CPU

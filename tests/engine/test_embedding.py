@@ -1,4 +1,4 @@
-"""Shares of the embedding's backward pass: each column of a token's row belongs to one, and few are long."""
+"""Test the shares of the embedding's backward pass: each column of a row is in one share, and no share is long."""
 
 from unittest.mock import patch
 
@@ -7,11 +7,11 @@ import pytest
 
 from nanoeuler_lib.engine import embedding
 
-SHARES = 1 / np.arange(2, 4097)  # of all places, by Zipf: the second token's, the third's, ...
+SHARES = 1 / np.arange(2, 4097)  # fractions of all places by Zipf's law: the second token, the third, ...
 
 
 def texts():
-    """Tokens of many sizes and frequencies: one alone, one at most places, many that never occur."""
+    """Yield texts of many sizes and frequencies: a single token, a token at most places, tokens that never occur."""
     rng = np.random.default_rng(0)
     for turn in range(100):
         N, vocab, steep = int(rng.integers(1, 6000)), int(rng.integers(1, 700)), int(rng.integers(0, 12))
@@ -19,7 +19,7 @@ def texts():
         share = rng.random(len(occurs)) ** steep
         yield rng.choice(occurs, N, p=share / share.sum()), vocab, int(rng.integers(1, 300)), turn
     yield np.arange(embedding.OFTEN + 1).repeat(embedding.OFTEN + 1), embedding.OFTEN + 2, 768, 300
-    many = np.arange(0, 4096, 2).repeat(embedding.OFTEN + 1)  # too many shares, but for larger pieces
+    many = np.arange(0, 4096, 2).repeat(embedding.OFTEN + 1)  # too many shares, unless the pieces grow
     yield many, 4096, 8, 301
 
 
@@ -51,7 +51,7 @@ def test_tokens_are_sorted_whatever_their_width(vocab):
 
 
 def test_no_share_is_long():
-    """A tenth of all places, as the most frequent token of a text has: no share has a tenth of the work."""
+    """Check that no share has a tenth of the work if one token, as in a text, has a tenth of all places."""
     rare = np.random.default_rng(0).choice(np.arange(1, 4096), 29491, p=SHARES / SHARES.sum())
     tokens = np.concatenate([np.zeros(3277, int), rare])
     shares = embedding.shares(embedding.sort(tokens, 4096)[2], 768)
@@ -59,13 +59,13 @@ def test_no_share_is_long():
     moved = (places + zeros) * np.where(cut, shares[:, 5], 768) / 768
     longest = moved.sum() / embedding.LONGEST
     assert moved[~cut].max() <= embedding.PIECE + embedding.OFTEN
-    assert moved[cut & (shares[:, 5] > embedding.COLUMNS)].max() <= longest + 1  # the row that it writes
+    assert moved[cut & (shares[:, 5] > embedding.COLUMNS)].max() <= longest + 1  # 1 for the row that a share writes
     size = moved / np.where(cut, longest, 2 * embedding.PIECE)
-    assert (np.diff(size) < 1e-9).all(), "the large of both kinds come first"
+    assert (np.diff(size) < 1e-9).all(), "large shares of both kinds must come first"
 
 
 def test_pieces_grow_until_there_is_room_and_no_further():
-    """Tokens that all stand as often: pieces of 8 + 1 rows, more than twice as many as there is room for."""
+    """Use equally frequent tokens: pieces of 8 + 1 rows, more than twice as many as there is room for."""
     start = embedding.sort(np.arange(4096).repeat(8), 4096)[2]
     shares, room = embedding.shares(start, 8), embedding.most_shares(32768, 4096)
     assert room / 1.25 < (shares[:, 3] > 0).sum() <= room < len(embedding._shares(start, 8, 15, 43))

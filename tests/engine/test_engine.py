@@ -1,7 +1,7 @@
-"""The GPU's engine, run whole through the CPU runtime, every access checked: what it computes is what the CPU computes.
+"""Test the GPU engine through the CPU runtime, with all accesses checked: it computes what the CPU computes.
 
-Tiny shapes, odd lengths. The lists of launches that a GPU would run are in launches.txt, which
-`python tests/engine/test_engine.py` writes anew.
+Shapes are tiny and lengths odd. The lists of launches that a GPU would run are in launches.txt, which
+`python tests/engine/test_engine.py` writes.
 """
 
 import functools
@@ -38,7 +38,7 @@ on_the_cpu = pytest.mark.skipif(WHERE == "gpu", reason="checks lists with the CP
 
 
 def parameters(config=TINY, std=0.2, seed=0):
-    """Gains that are not 1, matrices larger than at the beginning: so that every term counts."""
+    """Return gains that are not 1 and matrices larger than at initialisation, so that no term vanishes."""
     params = init(config, seed, std, np.float64)
     rng = np.random.default_rng(seed)
     for p in params.values():
@@ -48,10 +48,10 @@ def parameters(config=TINY, std=0.2, seed=0):
 
 
 def batch(time, rows=2, seed=0, config=TINY):
-    """Tokens of which some come often, targets of which some are missing."""
+    """Return tokens, some of them frequent, and targets, some of them missing."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, config.vocab_size, (rows, time)) // rng.integers(1, 9, (rows, time))
-    tokens[:, 3::5] = config.vocab_size - 1  # where the list of positions is cut in two
+    tokens[:, 3::5] = config.vocab_size - 1  # this token's list of positions is cut in two
     return tokens, rng.integers(-1, config.vocab_size, (rows, time, config.predict))
 
 
@@ -60,17 +60,17 @@ def engine_of(params=None, precision="float32", config=TINY, **options):
 
 
 def apart(found, expected):
-    """The largest over tensors of ||found - expected|| / ||expected||."""
+    """Return the largest ||found - expected|| / ||expected|| over all tensors."""
     return max(np.linalg.norm(found[name] - p) / max(np.linalg.norm(p), 1e-30) for name, p in expected.items())
 
 
-# float32's own rounding through two layers; of bfloat16, 8 bits a number, what single precision lengths were seen to
-# give is 2% to 4%.
+# float32: its rounding through two layers; bfloat16, with 8 bits per number: twice the largest error that was seen,
+# which is 2% to 4%.
 ALLOWED = {"float32": 1e-5, "tf32": 1e-2, "bfloat16": 8e-2}
 
 
 def check_gradients(model, params, tokens, targets):
-    """Loss and gradients against the reference in float64; returns what was found and what was expected."""
+    """Compare loss and gradients with the reference in float64; return the results of both."""
     found, expected = (m.loss_and_gradients(tokens, targets) for m in (model, GPT(model.config, params)))
     assert abs(found[0] - expected[0]) <= ALLOWED[model.precision] * expected[0]
     assert apart(found[1], expected[1]) <= ALLOWED[model.precision]
@@ -101,7 +101,7 @@ def test_all_that_a_model_gives_is_the_references(precision, time):
     "width, heads, groups, time",
     [
         *((32, 4, 1, 19), (32, 4, 4, 19), (64, 4, 1, 19), (128, 4, 2, 19)),
-        *((32, 8, 1, 16), (32, 3, 1, 32), (32, 2, 1, 64), (32, 3, 1, 128)),  # rows that fill their tiles to the last
+        *((32, 8, 1, 16), (32, 3, 1, 32), (32, 2, 1, 64), (32, 3, 1, 128)),  # rows that fill all their tiles
     ],
 )
 def test_other_heads_and_lengths(width, heads, groups, time, precision):
@@ -114,7 +114,7 @@ def test_other_heads_and_lengths(width, heads, groups, time, precision):
 @pytest.mark.full
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_gain_of_0_has_its_gradient(precision):
-    """The backward pass of a norm divides y by the gain to know x: of gains that are 0, or hardly more, too."""
+    """Test gains that are 0 or tiny, because the backward pass of a norm divides y by the gain to get x."""
     params = parameters()
     for p in params.values():
         if p.ndim == 1:
@@ -137,7 +137,7 @@ ADD = """extern "C" __global__ void vector_add(const float* a, const float* b, f
 @pytest.mark.full
 @pytest.mark.parametrize("own", ["", ADD])
 def test_each_loss_may_have_a_weight_of_either_sign(own):
-    """Of the gradient of (losses * scale).sum(), scale [N, K], as preferences and rewards need it; and unfused."""
+    """Test the gradient of (losses * scale).sum(), scale [N, K], which preferences and rewards need; also unfused."""
     params, (tokens, targets) = parameters(), batch(37)
     model, reference = engine_of(params, kernels=cuda.module(own) if own else None), GPT(TINY, params)
     tokens, plan, trunk = model._forward(tokens)
@@ -159,7 +159,7 @@ def test_each_loss_may_have_a_weight_of_either_sign(own):
 @pytest.mark.full
 @pytest.mark.parametrize("predict, micro", [(2, 1), (33, 2)])
 def test_targets_may_be_missing_in_any_number(predict, micro):
-    """By row, by head and by micro-batch: each head's loss is the mean over its own targets; more than 32 heads too."""
+    """Check by row, head and micro-batch that each head's loss is the mean over its targets, also for over 32 heads."""
     config = replace(TINY, layers=1, vocab_size=40, ffn=48, predict=predict)
     rng, settings = np.random.default_rng(3), TrainConfig(steps=9, warmup=1, rate=3e-3, batch=4)
     tokens, targets = rng.integers(0, 40, (4, 9)), rng.integers(0, 40, (4, 9, predict))
@@ -167,7 +167,7 @@ def test_targets_may_be_missing_in_any_number(predict, micro):
         targets[row, kept:] = -1
     for head in range(predict):
         targets[:, head % 7 :: 3 + head % 2, head] = -1
-    targets[0, :, -1], targets[3, 4, -1] = -1, 7  # of the last head the first micro-batches have none
+    targets[0, :, -1], targets[3, 4, -1] = -1, 7  # the first micro-batches have no target of the last head
     models = engine_of(parameters(config), config=config), GPT(config, parameters(config))
     optimizers, found = (engine.AdamW(config, settings, WHERE), AdamW(config, settings)), []
     for model, optimizer, options in zip(models, optimizers, ({"micro": micro}, {}), strict=True):
@@ -178,7 +178,7 @@ def test_targets_may_be_missing_in_any_number(predict, micro):
 
 
 def steps_of(model, optimizer, config, lengths, rows=4, **options):
-    """Losses and norms of some steps, and the parameters behind them."""
+    """Return losses and norms of some steps, and the parameters after them."""
     found = []
     with device.step_of(model)(model, optimizer, config, rows, **options) as take_step:
         for seed, time in enumerate(lengths):
@@ -190,9 +190,9 @@ def steps_of(model, optimizer, config, lengths, rows=4, **options):
 @pytest.mark.parametrize("micro", [1, 2, 4])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_steps_are_those_of_the_cpu(optimizer, micro):
-    """Micro-batches add up, long gradients are clipped, the rate follows its schedule, gains do not decay.
+    """Check that micro-batches add up, gradients are clipped, the rate follows its schedule, and gains do not decay.
 
-    Muon moves the matrices inside blocks, AdamW the others; the moments of both stand in their places.
+    Muon updates the matrices inside blocks, and AdamW updates the other tensors; both keep their moments in place.
     """
     config = TrainConfig(
         steps=9, warmup=2, rate=3e-3, clip=0.5, decay=0.3, batch=4, adam_eps=1e-4, optimizer=optimizer
@@ -208,7 +208,7 @@ def test_steps_are_those_of_the_cpu(optimizer, micro):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert apart(params, wanted) <= 1e-5 and apart(m, m_wanted) <= 1e-4
     for name, start in init(TINY, 0).items():
-        assert not np.array_equal(params[name], start), "a step has moved every tensor"
+        assert not np.array_equal(params[name], start), "a step must change every tensor"
         np.testing.assert_allclose(v[name], v_wanted[name], atol=1e-4 * max(np.abs(v_wanted[name]).max(), 1e-9))
         assert (optimizer == "muon" and moved_by_muon(name)) == (not v[name].any())
 
@@ -216,7 +216,7 @@ def test_steps_are_those_of_the_cpu(optimizer, micro):
 @pytest.mark.full
 @pytest.mark.parametrize("both", ["optimisers", "steps"])
 def test_two_optimisers_or_two_steps_of_one_model_do_not_disturb_each_other(both):
-    """Each with moments of its own, in turn on one model: as on the CPU."""
+    """Use them alternately on one model, each with its own moments, and compare with the CPU."""
     config = TrainConfig(steps=9, warmup=0, rate=3e-3, clip=0.5, batch=4)
     found = []
     for model, made in (
@@ -268,7 +268,7 @@ def check_refused(optimizer="adamw", precision="float32"):
 @pytest.mark.full
 @pytest.mark.parametrize("sum_", [1e30, np.inf, -np.inf, np.nan])
 def test_a_loss_that_is_not_finite_moves_nothing(sum_):
-    """Even where the gradient's norm is."""
+    """Check this even if the gradient's norm is finite."""
     xp, op = cuda.array_module(), program.Program(TINY)
     factor, sums = xp.asarray([0.5, 2], np.float32), xp.asarray([3, sum_, 4], np.float32)
     op.refuse(factor, sums)
@@ -278,7 +278,7 @@ def test_a_loss_that_is_not_finite_moves_nothing(sum_):
 
 @pytest.mark.parametrize("shape", [(1 << 20, 8), (8, 1 << 20)], ids=["positions", "tokens"])
 def test_an_embedding_whose_elements_32_bits_cannot_count_is_refused(shape):
-    """Arrays of one number seen 2^32 times."""
+    """Pretend large arrays: one number, repeated 2^32 times."""
     dx, dtable = (np.broadcast_to(np.float32(0), (n, 4096)) for n in shape)
     for kind in (program.Program, unfused.Unfused):
         with pytest.raises(NanoEulerError, match=r"fewer than 2\^32 numbers, got 4,294,967,296"):
@@ -287,7 +287,7 @@ def test_an_embedding_whose_elements_32_bits_cannot_count_is_refused(shape):
 
 
 def test_lists_that_run_again_give_the_same_bits():
-    """On a card the second run of a list is captured in a graph, and the third replays it."""
+    """Compare several runs of a list: on a GPU the second run is captured in a graph, and the third replays it."""
     config = TrainConfig(steps=9, warmup=0, rate=0.0, decay=0.0)
     model, losses = engine_of(precision="bfloat16"), []
     with engine.Step(model, engine.AdamW(TINY, config, WHERE), config, 4, micro=2) as take_step:
@@ -305,7 +305,7 @@ def test_lists_that_run_again_give_the_same_bits():
 @pytest.mark.parametrize("keep_x", [False, True])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_memory_is_what_was_said(precision, keep_x):
-    """Buffers and states take the bytes that `bytes_needed` says."""
+    """Check that buffers and states take the bytes that `bytes_needed` returns."""
     model, owners = engine_of(precision=precision), {}
     with patch.object(engine.GPT, "keep_x", keep_x):
         plan = memory.Plan(model, 3, 40)
@@ -334,7 +334,7 @@ def test_as_many_rows_as_fit_go_through_together():
 
 @pytest.mark.full
 def test_plans_of_several_shapes_lie_in_one_block_of_memory():
-    """Fine-tuning has batches of many lengths: none is planned twice, and none disturbs another's numbers."""
+    """Use batches of many lengths, as in fine-tuning: each is planned once, and the plans do not disturb each other."""
     config = TrainConfig(steps=9, warmup=0)
     batches = [batch(time, 2, seed=time) for time in (7, 32, 7, TINY.context, 32, 7)]
 
@@ -345,7 +345,7 @@ def test_plans_of_several_shapes_lie_in_one_block_of_memory():
             if forgets:
                 model._plans.clear()
             found.append(take_step(*one)[0])
-        assert block is model._block  # made for the longest rows before the first came
+        assert block is model._block  # allocated for the longest rows before the first batch
         return found
 
     model = engine_of()
@@ -354,7 +354,7 @@ def test_plans_of_several_shapes_lie_in_one_block_of_memory():
     for rows in range(1, gpt.PLANS + 2):
         model.plan(1, rows)
     assert len(model._plans) == gpt.PLANS
-    model.plan(3, TINY.context)  # for which the block has to grow: the others' buffers are gone with it
+    model.plan(3, TINY.context)  # the block must grow for this plan, so the buffers of all other plans are lost
     assert len(model._plans) == 1 and model._block.bytes.size > size
 
 
@@ -383,7 +383,7 @@ def test_what_the_kernels_do_not_take_is_one_sentence(change, precision, words):
 @pytest.mark.full(but=["float32"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_decoding_gives_the_models_logits(precision):
-    """Fed in pieces of many sizes, and with a piece taken back."""
+    """Feed pieces of many sizes, and take one piece back."""
     params, tokens = parameters(), np.random.default_rng(1).integers(0, 96, 65)
     decoder, wanted = engine_of(params, precision).decoder(), GPT(TINY, params).logits(tokens[None])[0][10:18]
     found = [decoder.feed(tokens[:11]), decoder.feed(tokens[11:12]), *decoder.feed_all(tokens[12:17])]
@@ -404,7 +404,7 @@ def test_decoding_gives_the_models_logits(precision):
 @pytest.mark.full
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_no_sum_depends_on_how_many_tokens_go_through_together(precision):
-    """What speculation stands on: the same bits, one token at a time or eight."""
+    """Check what speculation relies on: the same bits for one token at a time or eight."""
     tokens, model = np.random.default_rng(2).integers(0, 96, 20), engine_of(precision=precision)
     singly, together = model.decoder(), model.decoder()
     ones = [singly.feed(tokens[i : i + 1]) for i in range(20)]
@@ -413,7 +413,7 @@ def test_no_sum_depends_on_how_many_tokens_go_through_together(precision):
     assert np.array_equal(np.concatenate([some.feed_all(tokens[:3]), some.feed_all(tokens[3:])]), ones)
 
 
-# Shared keys, and more inputs of `down` than are asked for at once; more keys in the cache; every warp squares some.
+# Shared keys, and more inputs of `down` than one request reads; more keys in the cache; a norm by all warps.
 DECODED = {
     "narrow": dict(dim=128, heads=4, kv_heads=2, ffn=2064, context=90),
     "wide": dict(dim=256, heads=2, kv_heads=1, ffn=24, context=280),
@@ -423,7 +423,7 @@ DECODED = {
 
 
 def check_decoding(name):
-    """Tokens that come singly and together."""
+    """Compare tokens fed one by one and together."""
     config = replace(TINY, layers=1, vocab_size=40, predict=1, **DECODED[name])
     params, tokens = parameters(config), np.random.default_rng(1).integers(0, 40, config.context)
     expected, decoder = GPT(config, params).logits(tokens[None])[0], engine_of(params, config=config).decoder()
@@ -432,8 +432,8 @@ def check_decoding(name):
 
 
 def check_products():
-    """Of one row and of several: x keeps 16 bits, as if it were float."""
-    config = replace(TINY, dim=320, heads=10, kv_heads=5, ffn=2312)  # more inputs than are asked for at once
+    """Test products of one row and of several; x has 16 bits and is used as float."""
+    config = replace(TINY, dim=320, heads=10, kv_heads=5, ffn=2312)  # more inputs than one request reads
     rng, xp = np.random.default_rng(0), cuda.array_module()
     narrow, wide, glu = (
         xp.asarray(to_bfloat16(rng.standard_normal(shape).astype(np.float32)))
@@ -458,7 +458,7 @@ def check_products():
 @pytest.mark.full
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_later_heads_decode(precision):
-    """Behind every token, in launches of any number of tokens; as many heads as were asked for."""
+    """Compare after each token, in launches of any number of tokens, for each number of heads."""
     config = replace(TINY, predict=4)
     params, tokens = parameters(config), np.random.default_rng(4).integers(0, 96, 30)
     for ahead in (0, 1, 3):
@@ -473,15 +473,15 @@ def test_later_heads_decode(precision):
                 assert np.abs(found - wanted).max() <= ALLOWED[precision] * np.abs(wanted).max()
 
 
-# ---- where there is little room --------------------------------------------------------------------------------------
+# ---- with little room --- --------------------------------------------------------------------------------------
 
-# Logits of all positions find no room in dgate_up; with FEW, a token has shares of the embedding's gradient alone.
+# dgate_up has no room for the logits of all positions; with FEW, a token has its own shares of the gradient.
 SMALL = replace(TINY, layers=1, vocab_size=40, context=69, ffn=24)
 FEW = dict(PIECE=8, OFTEN=12)
 
 
 def check_small(precision):
-    """Gradients and two steps beside the CPU's."""
+    """Compare gradients and two steps with those of the CPU."""
     params, pair = parameters(SMALL), batch(69, config=SMALL)
     options = TrainConfig(steps=9, warmup=2, rate=3e-3, clip=0.5, decay=0.3)
     with patch.object(memory, "LOGIT_ROWS", 16), patch.multiple(embedding, **FEW):
@@ -492,13 +492,13 @@ def check_small(precision):
         np.testing.assert_allclose(found, wanted, rtol=ALLOWED[precision])
         if precision == "float32":
             assert apart(moved, goal) <= 1e-5
-        else:  # where the sign of a gradient is rounding, so is a step of AdamW
+        else:  # if rounding decides the sign of a gradient, it decides AdamW's step
             still = {name: np.asarray(p, np.float64) for name, p in params.items()}
             assert apart({n: moved[n] - still[n] for n in still}, {n: goal[n] - still[n] for n in still}) < 0.5
 
 
 def check_updates():
-    """AdamW with a copy in bfloat16 moves what it moves without, and the copy is the rounded parameter."""
+    """Check that AdamW takes the same step with a bfloat16 copy, and that the copy is the rounded parameter."""
     xp, rng, settings = cuda.array_module(), np.random.default_rng(0), TrainConfig(decay=0.5)
     start = [xp.asarray(abs(rng.standard_normal(1024)), np.float32) for _ in range(4)]
     factor, numbers = xp.asarray([0.5, 2], np.float32), xp.asarray([0.1, 1.5, 2.5], np.float32)
@@ -528,7 +528,7 @@ def test_bfloat16_rounds_to_the_nearest_even():
     assert np.array_equal(from_bfloat16(to_bfloat16(every)), theirs, equal_nan=True)
 
 
-# ---- the list that a card would run ----------------------------------------------------------------------------------
+# ---- the list that a GPU would run -----------------------------------------------------------------------------------
 
 CARDS = {  # name: compute capability, bytes of shared memory, multiprocessors, precision
     "7.5": (75, 64, 40, "float32"),
@@ -538,7 +538,7 @@ CARDS = {  # name: compute capability, bytes of shared memory, multiprocessors, 
 
 
 def launches(name, rows=64):
-    """The list of a step of `base` on a card, two layers of it; memory is asked for and never touched."""
+    """Return the launches of a step of `base`, with two layers, on a GPU; memory is allocated and never used."""
     capability, shared, processors, precision = CARDS[name]
     config = replace(preset("base"), layers=2)
     op = program.Program(config, precision, "cpu", True, flash.Card(capability, shared << 10, processors))
@@ -564,7 +564,7 @@ def all_launches():
 
 @on_the_cpu
 def test_the_lists_of_launches_are_those_written_down():
-    assert all_launches() == LAUNCHES.read_text("utf-8"), "python tests/engine/test_engine.py writes them anew"
+    assert all_launches() == LAUNCHES.read_text("utf-8"), "if this is meant, run python tests/engine/test_engine.py"
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -589,7 +589,7 @@ def text(tmp_path, monkeypatch):
 @pytest.mark.full
 @on_the_cpu
 def test_train_resume_and_go_on_with_the_other_device(text, capsys):
-    """Either device opens the other's checkpoint, and computes the same from it."""
+    """Check that each device opens a checkpoint of the other device, and computes the same from it."""
     assert run_cli("train", "--data", text, *RUN, "bf16", "--quiet", "--run", "run", "--steps", 4) == 0
     found = checkpoint.load("run", training=True)
     assert found.step == 4 and (found.info["device"], found.info["precision"]) == ("checked", "bfloat16")
@@ -610,7 +610,7 @@ def test_train_resume_and_go_on_with_the_other_device(text, capsys):
 @pytest.mark.full
 @on_the_cpu
 def test_sft_pads_the_vocabulary_for_the_kernels(tmp_path):
-    """The markers of who speaks make 259 tokens of 256."""
+    """Check that the three markers of speakers turn 256 tokens into 259."""
     model = GPT(ModelConfig(dim=32, heads=1, kv_heads=1, layers=1, context=16, vocab_size=256, predict=1))
     examples = [[("a" * n, "b")] for n in range(1, 5)]
     config = TrainConfig(steps=1, batch=1, valid_every=1, sample_every=0)
@@ -632,7 +632,7 @@ def test_a_run_says_where_its_time_goes(text, capsys):
     end = next(i for i, line in enumerate(table) if line.startswith("all"))
     rows = {line.split()[0]: line.split()[1:] for line in table[1 : end + 1]}
     assert {"linear", "attention_back", "adamw", "heads_loss", "norm", "all"} <= rows.keys()
-    assert rows["linear"][0] == "3" and rows["norm"][0] == "3"  # launches a step, of one layer
+    assert rows["linear"][0] == "3" and rows["norm"][0] == "3"  # launches per step, with one layer
     shares = [float(row[-1].rstrip("%")) for name, row in rows.items() if name != "all"]
     assert abs(sum(shares) - 100) < 1 and shares == sorted(shares, reverse=True)
     for wrong, words in (

@@ -1,4 +1,4 @@
-"""Muon in the GPU's engine, run whole through the CPU runtime, every access checked: it moves what NumPy's moves."""
+"""Test Muon in the GPU engine through the CPU runtime, with all accesses checked: it takes the steps of NumPy."""
 
 from dataclasses import replace
 
@@ -17,12 +17,12 @@ from nanoeuler_lib.ops import reference
 pytestmark = [] if WHERE == "gpu" else [pytest.mark.compiler]
 SETTINGS = TrainConfig(steps=9, warmup=2, rate=3e-3, clip=0.5, decay=0.3, batch=4, adam_eps=1e-4, optimizer="muon")
 WIDE, TALL = (24, 104), (72, 16)
-# Of bfloat16, whose products round to 8 bits: what lengths of moves were seen to give is 1% to 3%.
+# bfloat16, whose products round to 8 bits: about twice the largest error that was seen, which is 1% to 3%.
 ROUNDED = {"float32": 2e-5, "tf32": 2e-2, "bfloat16": 6e-2}
 
 
 def work_of(shape, precision, widths=None):
-    """Scratch space for two matrices of a shape, the second behind the first, full of numbers that must not be read."""
+    """Return work space for two matrices of a shape, one after the other, full of NaN that must not be read."""
     groups, (rows, row) = {}, shape
     for matrix in range(2):
         first = matrix * rows * row
@@ -37,7 +37,7 @@ def work_of(shape, precision, widths=None):
 
 
 def step_of(shape, precision="float32", factor=(0.5, 2.0), rate=0.1, decay=0.3, widths=None):
-    """p, m and the copy of two matrices behind a step, p and m by the reference in float64; what stood there."""
+    """Return p and m of two matrices after a step, the reference's in float64, the old p and m, and the copy."""
     xp, rng, both = cuda.array_module(), np.random.default_rng(sum(shape)), (2, *shape)
     p, g, m = (rng.standard_normal(both).astype(np.float32) for _ in range(3))
     arrays = [xp.array(x.reshape(-1)) for x in (p, g, m)]
@@ -47,10 +47,10 @@ def step_of(shape, precision="float32", factor=(0.5, 2.0), rate=0.1, decay=0.3, 
     op.muon(*arrays, copy, *numbers, 0.95, decay, work_of(shape, precision, widths))
     launches = op.take()
     products = [e.launch for e in launches if isinstance(e.launch, Product)]
-    assert products and all(p.small_clusters for p in products), "large ones failed beside another process"
+    assert products and all(p.small_clusters for p in products), "large clusters failed on a shared GPU"
     program.run(launches)
     found = [memory.download(x).reshape(both) for x in (arrays[0], arrays[2])]
-    assert np.array_equal(memory.download(arrays[1]), g.reshape(-1)), "the gradient is read"
+    assert np.array_equal(memory.download(arrays[1]), g.reshape(-1)), "the gradient must not change"
     p64, g64, m64 = (np.asarray(x, np.float64) for x in (p, g, m))
     each = [reference.muon_step(p64[i], factor[0] * g64[i], m64[i], rate, 0.95, decay, widths) for i in range(2)]
     wanted = [np.stack(parts) for parts in zip(*each, strict=True)]
@@ -58,7 +58,7 @@ def step_of(shape, precision="float32", factor=(0.5, 2.0), rate=0.1, decay=0.3, 
 
 
 def check_composite(shape, precision="float32", widths=None):
-    """Each matrix alone, in its columns; gradients are clipped; the copy is the rounded parameter."""
+    """Compare each matrix separately, in its columns; gradients are clipped, and the copy is the rounded parameter."""
     (p, m), (expected, momentum), (before, _), copy = step_of(shape, precision, widths=widths)
     np.testing.assert_allclose(m, momentum, atol=1e-6)
     columns = np.arange(shape[1])
@@ -95,7 +95,7 @@ def test_nothing_moves_where_the_norm_is_not_finite(factor):
 
 @pytest.mark.full
 def test_without_a_gradient_or_a_rate():
-    """No direction: only decay; no rate: only the momentum."""
+    """Check that no gradient leaves only the decay, and that a rate of 0 changes only the momentum."""
     shape, xp = TALL, cuda.array_module()
     op, numbers, both = program.Program(TINY), xp.asarray([0.1, 1, 1], np.float32), (2, *shape)
     p, m = np.random.default_rng(0).standard_normal(both).astype(np.float32), xp.zeros(both, np.float32)
@@ -110,7 +110,7 @@ def test_without_a_gradient_or_a_rate():
 
 
 def check_muon():
-    """What test_planted.py asks of kernels with a bug."""
+    """Run the comparisons that test_planted.py uses on kernels with a bug."""
     check_composite(WIDE)
     check_composite(TALL)
     check_composite(WIDE, "bfloat16")
@@ -119,7 +119,7 @@ def check_muon():
 
 @pytest.mark.full
 def test_the_state_goes_to_the_device_and_back():
-    """A run of the CPU goes on there: its momentum with it."""
+    """Continue a CPU run on the device, with its momentum."""
     host = Muon(TINY, SETTINGS)
     host.m.flat[...] = np.random.default_rng(0).standard_normal(host.m.flat.size)
     host.step = 5
@@ -141,7 +141,7 @@ def test_memory_is_what_was_said(precision):
 @pytest.mark.full
 @on_the_cpu
 def test_the_launches():
-    """Of each matrix the smaller Gram matrix is multiplied."""
+    """Check that the products use the smaller Gram matrix of each matrix."""
     model = engine_of()
     with engine.Step(model, engine.AdamW(TINY, SETTINGS, WHERE), SETTINGS, 2) as take_step:
         take_step(*batch(5))

@@ -1,4 +1,4 @@
-"""FlashAttention and its gradients are those of ops/reference.py: every kind of number, width, tile and odd size.
+"""Test that FlashAttention and its gradients equal ops/reference.py, for all number types, widths, tiles and odd sizes.
 
 On the CPU the kernels run checked; with a CUDA device (NANOEULER_DEVICE=gpu) the same tests run there. The oracle is
 the reference in float64. In low precision the error may be twice the error of the plain formulas in the same precision.
@@ -30,13 +30,13 @@ KINDS = ["bfloat16", "float16", "tf32", "float32"]
 
 
 def stored(x, kind):
-    """The array that a kernel takes."""
+    """Return the array that a kernel takes."""
     x = np.ascontiguousarray(x, np.float32)
     return xp.asarray(to_bfloat16(x) if kind == "bfloat16" else x.astype(np.float16 if kind == "float16" else x.dtype))
 
 
 def rounded(x, kind):
-    """float32 numbers as arrays of this kind hold them."""
+    """Return float32 numbers after rounding to this type."""
     x = np.asarray(x, np.float32)
     if kind == "bfloat16":
         return from_bfloat16(to_bfloat16(x))
@@ -44,7 +44,7 @@ def rounded(x, kind):
 
 
 def on_cores(x, kind):
-    """The same as they enter a product: of two TF32 numbers equally near, the one farther from 0."""
+    """Return numbers as tensor cores read them; TF32 rounds half-way cases away from 0."""
     if kind != "tf32":
         return rounded(x, kind)
     return ((np.asarray(x, np.float32).view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)
@@ -62,13 +62,13 @@ def side_by_side(x):
 
 
 class Problem:
-    """Random inputs; in float64 what comes of them. size: factor of scores; turn: gradients go back through RoPE."""
+    """Random inputs, and their results in float64. size: factor of scores; turn: gradients pass back through RoPE."""
 
     def __init__(self, kind, C, B, T, H, G, *, turn=False, size=1.0, scale=None):
         rng = np.random.default_rng([C, B, T, H, G])
         self.kind, self.C, self.T, self.H, self.G = kind, C, T, H, G
         self.scale = C**-0.5 if scale is None else scale
-        stretch = self.scale * C**0.5  # the reference divides by the square root itself
+        stretch = self.scale * C**0.5  # the reference itself divides by the square root
         qkv, dout = (rng.standard_normal((B, T, n * C), dtype=np.float32) for n in (H + 2 * G, H))
         qkv[..., : H * C] *= size
         self.qkv, self.dout = rounded(qkv, kind), rounded(dout, kind)
@@ -77,7 +77,7 @@ class Problem:
         y, saved = reference.attention_forward(self.q * stretch, self.k, self.v)
         dq, dk, dv = reference.attention_backward(self.slopes, saved)
         self.y, self.lse, self.wanted = side_by_side(y), self.logsums(self.q, self.k), (dq * stretch, dk, dv)
-        # What the backward pass is given is of a forward pass that multiplied the same rounded numbers.
+        # The inputs of the backward pass come from a forward pass that multiplied the same rounded numbers.
         q, k, v = (on_cores(x, kind).astype(np.float64) if kind == "tf32" else x for x in (self.q, self.k, self.v))
         self.given_out = rounded(side_by_side(reference.attention_forward(q * stretch, k, v)[0]), kind)
         self.given_lse = self.logsums(q, k).astype(np.float32)
@@ -98,21 +98,21 @@ class Problem:
         return most + np.log(np.exp(scores - most[..., None]).sum(axis=-1))
 
     def forward(self, on, checked=True):
-        """out and lse of the kernel; what it does not write stays NaN."""
+        """Return out and lse of the kernel; places that it does not write stay NaN."""
         out, lse = stored(np.full(self.y.shape, np.nan), self.kind), xp.full(self.lse.shape, np.nan, np.float32)
         options = dict(tf32=self.kind == "tf32", on=on, checked=checked)
         flash.run(flash.forward(out, lse, stored(self.qkv, self.kind), self.H, self.G, self.scale, **options))
         return download(out).astype(np.float64), download(lse)
 
     def arrays(self):
-        """dqkv, delta, dout, out, lse, qkv; the first two hold NaN."""
+        """Return dqkv, delta, dout, out, lse, qkv; the first two are filled with NaN."""
         dqkv, dout, out, qkv = (
             stored(x, self.kind) for x in (np.full_like(self.qkv, np.nan), self.dout, self.given_out, self.qkv)
         )
         return dqkv, xp.full(self.lse.shape, np.nan, np.float32), dout, out, xp.asarray(self.given_lse), qkv
 
     def backward(self, shared=None, atomic=False):
-        """dq, dk and dv, and the arrays that were written. shared: bytes of the card's shared memory."""
+        """Return dq, dk and dv, and the written arrays. shared: bytes of the GPU's shared memory."""
         arrays = self.arrays()
         tables = self.tables and tuple(map(xp.asarray, self.tables))
         work = xp.full((*self.lse.shape, self.C), np.nan, np.float32) if atomic else None
@@ -125,12 +125,12 @@ class Problem:
 
 
 def distance(got, wanted):
-    """The error relative to the whole; NaN is one."""
+    """Return the norm of the error divided by the norm of `wanted`; NaN stays NaN."""
     return np.linalg.norm(np.asarray(got, np.float64) - wanted) / (np.linalg.norm(wanted) or 1.0)
 
 
 def plain(problem):
-    """out, dq, dk and dv as the formulas stand, each array rounded to the kind as it is made."""
+    """Return out, dq, dk and dv by the plain formulas, with each array rounded to the type."""
     kind, G, R = problem.kind, problem.G, problem.H // problem.G
     product = lambda a, b: on_cores(a, kind).astype(np.float32) @ on_cores(b, kind).astype(np.float32)
     q, k, v, slope = (x.astype(np.float32) for x in (problem.q, problem.k, problem.v, problem.slopes))
@@ -148,9 +148,9 @@ def plain(problem):
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# every kind, width and size
+# all types, widths and sizes
 
-FORWARD = [  # number, C, B, T, H, G; the card; then what else
+FORWARD = [  # type, C, B, T, H, G; the GPU; further options
     *((("bfloat16", 64, 1, T, 3, 1), on, {}) for T in (1, 37, 130) for on in (AMPERE, HOPPER)),
     (("bfloat16", 32, 2, 37, 4, 2), AMPERE, {}),
     *((("bfloat16", 64, 1, 70, H, 2), on, {}) for H, on in ((2, AMPERE), (6, HOPPER))),
@@ -160,12 +160,12 @@ FORWARD = [  # number, C, B, T, H, G; the card; then what else
     *((("tf32", C, 1, T, 3, 1), AMPERE, {}) for C, T in ((32, 1), (32, 65), (64, 70), (128, 37))),
     *((("float32", C, 1, T, 2, 1), TURING, {}) for C, T in ((32, 1), (64, 37), (128, 19))),
     (("float32", 32, 2, 67, 6, 2), TURING, {}),
-    # All scores equal, or so far apart that exp overflows unless the largest is subtracted.
+    # Equal scores, or scores so far apart that exp overflows unless the largest score is subtracted.
     *(((kind, 64, 1, 66, 2, 1), AMPERE, dict(size=size)) for kind in KINDS for size in (0.0, 300.0)),
     *((("bfloat16", 64, 1, 66, 2, 1), HOPPER, dict(size=size)) for size in (0.0, 300.0)),
     (("bfloat16", 32, 1, 40, 2, 2), AMPERE, dict(scale=1.0, size=0.2)),
 ]
-BACKWARD = [  # number, C, B, T, H, G; options of `backward`; then what else
+BACKWARD = [  # type, C, B, T, H, G; options of `backward`; further options
     (("bfloat16", 64, 1, 130, 3, 1), {}, {}),
     (("bfloat16", 64, 1, 1, 1, 1), {}, {}),
     (("bfloat16", 64, 2, 37, 4, 2), dict(shared=48 * K), {}),
@@ -183,7 +183,7 @@ BACKWARD = [  # number, C, B, T, H, G; options of `backward`; then what else
     (("float32", 32, 1, 37, 4, 2), {}, {}),
     (("float32", 64, 1, 37, 2, 2), dict(shared=64 * K), dict(turn=True)),
 ]
-BOUND = {"bfloat16": 4e-3, "tf32": 1e-3, "float32": 2e-6}  # half a unit of the last bit, three times on the way
+BOUND = {"bfloat16": 4e-3, "tf32": 1e-3, "float32": 2e-6}  # three roundings of half a unit in the last place
 
 
 def name_of(part):
@@ -211,9 +211,9 @@ def number_of(kind):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ["bfloat16", "tf32", "float32"])  # float16 has the tiles of bfloat16
+@pytest.mark.parametrize("kind", ["bfloat16", "tf32", "float32"])  # float16 uses the tiles of bfloat16
 def test_every_tile_is_the_references(kind, monkeypatch):
-    """The tile for long texts, too, at a size that fills none; unchecked, for its time."""
+    """Test also the tile for long texts, at a size that fills no tile; unchecked, to save time."""
     cards = [OLD, AMPERE, HOPPER] if kind != "float32" else [TURING]
     choices = [(C, T, on) for C in flash.WIDTHS for T in (1, 10**6) for on in cards]
     tiles = {flash.tile(number_of(kind), C, T, on, kind == "tf32"): (C, on) for C, T, on in choices}
@@ -229,7 +229,7 @@ def test_gradients_are_the_references(sizes, options, more):
     got, (_, delta, *_) = problem.backward(**options)
     for name, mine, wanted in zip("qkv", got, problem.wanted, strict=True):
         assert mine.shape == wanted.shape
-        error = distance(mine, wanted) if problem.T > 1 or name == "v" else np.abs(mine).max()  # of T=1 dq, dk are 0
+        error = distance(mine, wanted) if problem.T > 1 or name == "v" else np.abs(mine).max()  # dq and dk are 0 at T=1
         assert error <= BOUND[problem.kind], f"d{name}: {error:.1e}"
     np.testing.assert_allclose(download(delta), problem.delta, rtol=1e-4, atol=1e-5)
 
@@ -238,7 +238,7 @@ def test_gradients_are_the_references(sizes, options, more):
 @pytest.mark.parametrize("kind, C", [("bfloat16", 64), ("tf32", 32)])
 @pytest.mark.parametrize("size", [1.0, 8.0, 300.0])
 def test_the_error_of_gradients_is_at_most_twice_the_formulas_in_the_same_precision(kind, C, size):
-    """FlashAttention's rule; with 300 most of a softmax is 0 and 1, and scores are near 1e4."""
+    """Apply FlashAttention's rule; at size 300, a softmax is mostly 0 and 1, and scores are near 1e4."""
     problem = Problem(kind, C, 1, 130, 2, 1, size=size)
     got, _ = problem.backward()
     for name, mine, simple, wanted in zip("qkv", got, plain(problem)[1:], problem.wanted, strict=True):
@@ -259,7 +259,7 @@ def test_in_one_call():
 @pytest.mark.skipif(not ON_GPU or flash.card().capability < 90, reason="wgmma is Hopper's")
 @pytest.mark.parametrize("C", [64, 128])
 def test_wgmma_equals_its_twin(C):
-    """Both round the same numbers: they differ by the order of sums alone."""
+    """Compare the two, which round the same numbers and differ only in the order of sums."""
     problem = Problem("bfloat16", C, 3, 333, 6, 2)
     one, other = (problem.forward(on) for on in (HOPPER, AMPERE))
     assert distance(one[0], other[0]) < 2e-3
@@ -267,7 +267,7 @@ def test_wgmma_equals_its_twin(C):
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# which tile, and what is refused
+# the choice of tiles, and refused inputs
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -279,7 +279,7 @@ def test_tiles_fit_the_card(kind):
 
 def test_tiles_of_the_backward_pass_fit_the_card():
     for size, C, shared, T in itertools.product((2, 4), flash.WIDTHS, (48, 64, 99, 163, 227), (1, 64, 65, 512, 4096)):
-        if (size, C, shared) == (4, 128, 48):  # cards from 7.5 on have 64
+        if (size, C, shared) == (4, 128, 48):  # GPUs from 7.5 on have 64
             with pytest.raises(NanoEulerError, match="need 64 KB of shared memory, got 49152"):
                 flash_backward.tiles(size, C, T, shared * K)
             continue
@@ -289,13 +289,13 @@ def test_tiles_of_the_backward_pass_fit_the_card():
 
 
 def zeros(shape, dtype=np.float32, more=0):
-    """more: floats by which the array begins behind a multiple of 16 bytes."""
+    """Return zeros. more: floats between a multiple of 16 bytes and the first element."""
     return xp.zeros(int(np.prod(shape)) + more, dtype)[more:].reshape(shape)
 
 
-# of B 1, T 5, H 4, G 2, C 32
+# for B 1, T 5, H 4, G 2, C 32
 FITS = dict(out=(1, 5, 128), lse=(1, 4, 5), qkv=(1, 5, 256), dout=(1, 5, 128), delta=(1, 4, 5), dqkv=(1, 5, 256))
-REFUSED = [  # by which pass; what does not fit; what the message must say
+REFUSED = [  # pass; argument that does not fit; words of the message
     ("forward", dict(heads=3), "heads must be a multiple of groups, got 3 and 2"),
     ("forward", dict(qkv=zeros((1, 5, 8 * 24))), "32, 64 or 128, got 24"),
     ("forward", dict(qkv=zeros((1, 5, 256), np.float64)), "float64"),

@@ -1,6 +1,6 @@
-"""Training on several GPUs, as processes on the CPU: the same bits on 1, 2, 4 and 8 of them.
+"""Test training on several GPUs, as processes on the CPU: the same bits on 1, 2, 4 and 8 of them.
 
-The engine runs through the CPU runtime, MPI stands in NCCL's place; what each process does is `many_worker.py`.
+The engine runs through the CPU runtime, and MPI replaces NCCL. Each process runs `many_worker.py`.
 """
 
 import functools
@@ -45,7 +45,7 @@ ENVIRONMENT = cards.OPTIONS | os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_N
 
 @functools.cache
 def found(count, *names):
-    """What `many_worker.py` prints on so many processes."""
+    """Return what `many_worker.py` prints with this number of processes."""
     command = [sys.executable, many_worker.__file__, *names]
     command = command if count == 1 else [MPIRUN, "-n", str(count), *command]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
@@ -63,7 +63,7 @@ def test_the_tree_adds_neighbours_first_whoever_computes_a_half():
 
 @pytest.mark.parametrize("config", [preset("small"), preset("base"), many_worker.MODEL])
 def test_each_number_has_one_bucket_and_one_owner(config):
-    """Buckets are the flat array, in the order of the backward pass; owners of 1, 2, 4, 8 cards cut them alike."""
+    """Check that buckets divide the flat array in backward order, and that owners of 1 to 8 GPUs cut them alike."""
     _, gains, end = memory.layout(config)
     cut = buckets(config)
     *filled, last, embedding = cut
@@ -85,7 +85,7 @@ KERNELS = tuple(f"sum_slices<{count}>" for count in (1, 2, 4, 8))
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_owners_sums_and_squares_do_not_depend_on_how_many_there_are(count):
-    """A bucket of 19 units, its shares uneven, in the kernel, checked: each owner's slice, then the squares of all."""
+    """Add a bucket of 19 units, in uneven shares, by the checked kernel: each owner's slice, then all squares."""
     module = cuda.module(cuda.KERNELS / "many.cu", where="cpu", instantiate=KERNELS)
     rng, bucket = np.random.default_rng(0), Bucket(0, 19 * memory.ALIGN)
     shards = rng.standard_normal((8, bucket.stop), dtype=np.float32)
@@ -106,7 +106,7 @@ def test_owners_sums_and_squares_do_not_depend_on_how_many_there_are(count):
 
 
 def test_nodes_of_the_tree_and_the_hash_of_parts():
-    """A node; a hash that parts add up to, and that two numbers which changed places change."""
+    """Test a node of the tree, and a hash: the parts' hashes add up to it, and swapped numbers change it."""
     module = cuda.module(cuda.KERNELS / "many.cu", where="cpu", instantiate=KERNELS)
     a, b = np.random.default_rng(1).standard_normal((2, 1000), dtype=np.float32)
     total = a.copy()
@@ -146,7 +146,7 @@ def test_eight_shards_have_the_same_bits_on_eight_processes():
 
 
 def test_one_card_with_the_tree_takes_the_steps_of_one_card():
-    """Other sums than in turn, so other bits; the shards have different numbers of valid targets."""
+    """Compare within rounding, because the tree adds in a different order; shards have unequal valid targets."""
     ours, reference = (found(1, *PLAIN)[name] for name in PLAIN)
     np.testing.assert_allclose(ours["losses"], reference["losses"], rtol=1e-5)
     np.testing.assert_allclose(ours["norms"], reference["norms"], rtol=1e-5)
@@ -190,7 +190,7 @@ def command(folder, *words):
 
 
 def completed(folder, *words):
-    """What a command that must succeed prints."""
+    """Run a command that must succeed, and return its output."""
     process = command(folder, *words)
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, output + errors
@@ -204,7 +204,7 @@ def digests(run):
 
 @pytest.fixture(scope="module")
 def on_one(tmp_path_factory):
-    """A run on one card, of six steps."""
+    """Make a run of six steps on one GPU."""
     folder = tmp_path_factory.mktemp("many")
     (folder / "text.txt").write_text(run_text())
     completed(folder, *f"train --data text.txt --run one --cards 1 --device checked {TRAIN}".split())
@@ -215,7 +215,7 @@ def on_one(tmp_path_factory):
 @with_mpirun
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_a_run_after_its_step_where_mpirun_forwards_none(on_one, number, monkeypatch):
-    """mpirun forwards none where hwloc's OpenCL plugin loads PoCL into it. All ranks stop after one step."""
+    """Let mpirun forward no signal, as when hwloc's OpenCL plugin loads PoCL; all ranks stop after one step."""
     for prefix in ("OMPI", "PRTE"):
         monkeypatch.setitem(ENVIRONMENT, f"{prefix}_MCA_ess_base_forward_signals", "none")
     endless = f"{TRAIN} --steps 5000 --save-every 5000"
@@ -252,7 +252,7 @@ def _wait_for_steps(process, folder, count):
 @pytest.mark.full
 @with_mpirun
 def test_a_run_that_was_killed_on_two_goes_on_on_one_with_the_same_bits(on_one):
-    """One process is killed: one line names it. Then resumed without --cards, and replayed on two."""
+    """Kill one process: one line names it. Then resume without --gpus, and replay on two GPUs."""
     words = f"train --data text.txt --run two --cards 2 --device checked {TRAIN}".split()
     process, folder = command(on_one, *words), on_one / "two"
     _wait_for_steps(process, folder, 3)
@@ -281,7 +281,7 @@ def _is_rank_1(process, folder):
 
 @pytest.mark.full
 def test_run_json_says_what_the_bits_depend_on_and_a_change_is_told(on_one):
-    """On another NumPy the products round otherwise."""
+    """Record the version of NumPy, for example, because products of a different NumPy round differently."""
     shutil.copytree(on_one / "one", on_one / "moved")
     told = json.loads((on_one / "moved" / "run.json").read_text())["data"]["bits"]
     assert set(told["products"].values()) == {f"NumPy {np.__version__}"} and told["multiprocessors"] == 2
@@ -310,7 +310,7 @@ def test_a_replay_that_cannot_be_is_one_line(on_one, capsys, monkeypatch):
 
 
 def test_a_change_stands_in_the_log_though_a_process_ended_before_it(tmp_path):
-    """run.json, with which a resumed run compares its settings, is written again after the log names the change."""
+    """Check that the log names a change before run.json, which a resumed run compares, is written again."""
     run, group = tmp_path / "run", data_parallel.Group()
     model = replace(many_worker.MODEL, vocab_size=256, layers=1)
     config = TrainConfig(steps=1, batch=1, accumulate=2, valid_every=9, sample_every=0, valid_fraction=0.05)
@@ -361,8 +361,8 @@ def test_a_run_without_cards_is_not_gone_on_with_by_shards(tmp_path, capsys, mon
     assert cli.main(["train", "--resume", "run", "--steps", "3", "--cards", "1"]) == 2
     assert "began without --gpus and adds its gradients in a different order" in capsys.readouterr().err
     log = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
-    assert cli.main(["replay", "run", "--steps", "0:2"]) == 0  # the log of a run without cards, too
-    for name, by in product(("loss", "norm", "later"), (-1e-6, 1e-6)):  # a little less and a little more
+    assert cli.main(["replay", "run", "--steps", "0:2"]) == 0  # the log of a run on one device, too
+    for name, by in product(("loss", "norm", "later"), (-1e-6, 1e-6)):  # slightly smaller and slightly larger
         moved = lambda x, by=by: [x[0] + by, *x[1:]] if isinstance(x, list) else x + by
         now = [entry | {name: moved(entry[name])} if entry.get("loss") else entry for entry in log]
         Path("run/log.jsonl").write_text("\n".join(map(json.dumps, now)))

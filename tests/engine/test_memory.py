@@ -1,4 +1,4 @@
-"""Where a device's memory ends: what is said, and that nothing of a run is lost. A pretended GPU counts its arrays."""
+"""Test a device that is out of memory: the messages, and that a run loses nothing. A stand-in GPU counts its arrays."""
 
 import gc
 import weakref
@@ -22,11 +22,11 @@ CHECKED = device.Device("checked", "bfloat16")
 
 
 class CupysError(MemoryError):
-    """cupy.cuda.memory.OutOfMemoryError, by its base class and its text."""
+    """A stand-in for cupy.cuda.memory.OutOfMemoryError, with its base class and its text."""
 
 
 class Card:
-    """NumPy's functions, whose new arrays lie in a memory of `size` bytes."""
+    """NumPy's functions, with new arrays in a memory of `size` bytes."""
 
     def __init__(self):
         self.size, self.used, self.hidden = 1 << 40, 0, 0
@@ -51,7 +51,7 @@ class Card:
         self.used -= size
 
     def free(self, where):
-        return self.size - self.used + self.hidden  # hidden: what the driver calls free and cannot give
+        return self.size - self.used + self.hidden  # hidden: memory that the driver reports as free but cannot allocate
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def card(monkeypatch):
 
 
 def all_of_it():
-    """What asks for memory, each beside what is there before it."""
+    """Return {name in the message: a function that allocates memory}; a model and an optimiser exist already."""
     made = CHECKED.place(GPT(MODEL))
     optimizer = engine.AdamW(MODEL, TRAIN, "cpu")
     return {
@@ -77,14 +77,14 @@ def all_of_it():
 
 
 def asked(card, take, free, hidden=0):
-    """What is said where so many bytes are free."""
+    """Return the message of an allocation with only this many bytes free."""
     before, card.size, card.hidden = card.used, card.used + free, hidden
     with pytest.raises(OutOfMemory) as error:
         take()
     told, card.size, card.hidden = str(error.value), 1 << 40, 0
     del error
     gc.collect()
-    assert card.used == before, "what it had taken is free again"
+    assert card.used == before, "its memory must be free again"
     return told
 
 
@@ -92,20 +92,20 @@ def test_what_finds_no_room_is_named_with_what_is_wanted_and_free(card):
     for name, take in all_of_it().items():
         told = asked(card, take, 900)
         assert told.startswith(f"out of memory: {name} take") and "0.00 GiB are free: take " in told
-        told = asked(card, take, 900, hidden=1 << 30)  # the gradient's is asked for behind the buffers
+        told = asked(card, take, 900, hidden=1 << 30)  # the gradient's memory is allocated after the buffers
         found = name.replace("one row of 16 tokens and the gradient", "the work space of a batch")
         assert told.startswith(f"out of memory: {found} takes 0.00 GiB, 1.00 GiB are free (in pieces"), told
         assert "): take a" in told or ("): take fewer" in told and "\n" not in told)
 
 
 def test_what_is_said_to_be_wanted_is_what_is_taken(card):
-    """A GPU with that much room has enough; a tenth less, and it has not."""
+    """Check that the announced memory is enough, and that a tenth less is not."""
     for name, take in all_of_it().items():
         before, kept = card.used, take()
         taken = card.used - before
         del kept
         gc.collect()
-        if "row" not in name and "work" not in name:  # whose buffers stay with the model
+        if "row" not in name and "work" not in name:  # the buffers of these stay with the model
             asked(card, take, 0.9 * taken)
         card.size = card.used + 1.1 * taken + 4096
         take()
@@ -127,7 +127,7 @@ def test_rows_are_scored_in_halves_where_they_do_not_fit_together(card):
     wanted = CHECKED.place(made).losses(tokens, targets)
     model = CHECKED.place(made)
     kept = model.plan(2, 16)
-    gc.collect()  # what the first model held is free, now and not during the next line
+    gc.collect()  # free the first model's memory now, not during the next line
     card.size = card.used + 500
     assert np.array_equal(model.losses(tokens, targets), wanted) and model.plan(2, 16) is kept
     card.size = card.used
@@ -160,7 +160,7 @@ def test_a_run_without_room_leaves_nothing_and_begins_in_the_same_folder(card, r
 def test_a_run_whose_memory_ends_goes_on_from_its_last_whole_step(card, run, tmp_path):
     whole, start = run("whole").params.host(), engine.Step._start_gradient
 
-    def end(entry):  # behind step 3 of 4, the last checkpoint being that of step 0
+    def end(entry):  # after step 3 of 4; the last checkpoint is from step 0
         if entry.get("step") == 3 and "loss" in entry:
             card.size = card.used
 

@@ -1,6 +1,6 @@
-"""Bugs in the engine's kernels, planted one by one: the comparison named beside each sees it, or the checker does.
+"""Plant bugs in the engine's kernels one by one: the comparison named with each, or the checker, must find the bug.
 
-Each stands for a kind of mistake that a comparison could be blind to: a term that is 0 in tests, a size that always
+Each bug represents a kind of mistake that a comparison could miss: a term that is 0 in tests, a size that always
 fits, an array that is never read again, a barrier that no thread is late for.
 """
 
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.full, pytest.mark.compiler]
 
 
 def check_norms():
-    """Rows of several warps, of which a block takes several turns: the sums of a norm have two barriers."""
+    """Use rows of several warps, several per block, because the sums of a norm have two barriers."""
     config = replace(TINY, dim=512, heads=4, layers=1, ffn=48, predict=1, vocab_size=40)
     engine_of(parameters(config, 0.1), config=config).loss_and_gradients(*batch(19, config=config))
 
@@ -48,7 +48,7 @@ COMPARISONS = {
     "products": check_products,
     "muon": check_muon,
 }
-PLANTED = [  # kernel's file, what stands there, what a mistaken hand would write, who sees it
+PLANTED = [  # kernel's file, right code, code with the bug, comparison that finds the bug
     ("engine.cu", "if (ADD && i < D) add_to(mine[k]", "if (false) add_to(mine[k]", "float32"),
     ("engine.cu", "times(share[k], inverse[k])", "share[k]", "float32"),
     ("engine.cu", "y[column] = add ? y[column] + sum : sum;", "y[column] = sum;", "float32"),
@@ -83,7 +83,7 @@ PLANTED = [  # kernel's file, what stands there, what a mistaken hand would writ
 
 @contextmanager
 def planted(where, old, new):
-    """A piece of a kernel's file replaced, for all that the engine launches."""
+    """Replace a fragment of a kernel's file in all launches of the engine."""
     source, plain = (cuda.KERNELS / where).read_text("utf-8"), program._module
     assert old in source, old
 

@@ -1,4 +1,4 @@
-"""Benchmarks and experiments that need a GPU or hours: each once, tiny, on the CPU runtime; its rows are there."""
+"""Run benchmarks and experiments that need a GPU or hours once, in tiny form, on the CPU runtime; check their rows."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ def rows_in(file):
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# one model beside another: each of these stops where the two do not compute the same
+# comparisons of two models: each of these scripts stops if the two do not compute the same
 
 
 @pytest.mark.full
@@ -105,7 +105,7 @@ def test_gpu_speculate(monkeypatch):
     model = engine.GPT(dataclasses.replace(TINY, context=40, predict=3), where="cpu", checked=False)
     rows = gpu_speculate.measure(model, [[1, 2, 3], [4, 5]], 12)
     assert [(row["way"], row["propose"]) for row in rows] == [(x, n) for x in ("greedy", "sampled") for n in range(3)]
-    assert [row["same"] for row in rows[:3]] == [2, 2, 2], "proposals change no text that is not drawn"
+    assert [row["same"] for row in rows[:3]] == [2, 2, 2], "proposals must not change a greedy text"
 
 
 @pytest.mark.full
@@ -159,7 +159,7 @@ def test_nccl_settings_of_the_environment_are_recorded(monkeypatch):
 
 
 def test_ch19_takes_the_same_steps_on_a_gpu_and_on_the_cpu(tmp_path, monkeypatch):
-    """Each part of the model with a rate and a decay of its own."""
+    """Train with a separate learning rate and decay for each part of the model."""
     for name, value in dict(CONTEXT=16, LAYERS=1, VOCABULARY=64, BASE=32).items():
         monkeypatch.setattr(ch19_runs, name, value)
     settings = ch19_runs.Run.settings.fget
@@ -178,7 +178,7 @@ def test_ch19_takes_the_same_steps_on_a_gpu_and_on_the_cpu(tmp_path, monkeypatch
 
 
 def test_ch19_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
-    (tmp_path / "lengths.npy").touch()  # stories are drawn
+    (tmp_path / "lengths.npy").touch()  # marks the stories as already sampled
     runs = [ch19_runs.Run(32, 1000 * k, 0.01, batch=2) for k in (1, 2, 3)]
     monkeypatch.setattr(ch19, "runs_of", lambda section, out: runs)
     monkeypatch.setattr(ch19_runs, "work", lambda task: dataclasses.asdict(task[0]))
@@ -189,7 +189,7 @@ def test_ch19_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
 
 
 def test_million_and_large(tmp_path, monkeypatch):
-    """The run of chapter 32, whose two corpora are there, then its large model beside `base`: all by the command."""
+    """Run chapter 32 on two prepared corpora, then its large model and `base`, all by the command."""
     for number, name in enumerate(("classics", "featured")):
         (tmp_path / name).mkdir()
         for part, count in (("train", 4), ("valid", 2)):
@@ -232,11 +232,11 @@ def test_yardsticks(tmp_path, monkeypatch):
     assert [row["what"] for row in yardsticks.ngrams(options)] == ["ngrams", "cloze"] * 2
     options.data = options.valid = [tmp_path / "held.txt"]
     by_itself, behind = yardsticks.xz(options)
-    assert behind["bits_per_byte"] < by_itself["bits_per_byte"], "a text behind itself is packed to nothing"
+    assert behind["bits_per_byte"] < by_itself["bits_per_byte"], "a text after itself must shrink to nothing"
 
 
 def test_race_takes_the_same_steps_on_both_sides(tmp_path, monkeypatch):
-    """In float32, through the change of length; appendix A3 tells why this is asked."""
+    """Compare in float32, across a change of the window's length; appendix A3 explains why."""
     beside_torch()
     tokenizer = Tokenizer.train(LINES, 264)
     for name, text in (("train", LINES), ("valid", LINES[:60].swapcase())):
@@ -246,7 +246,7 @@ def test_race_takes_the_same_steps_on_both_sides(tmp_path, monkeypatch):
     for name, value in dict(TOKENS=64, preset=lambda name: shape, FOLDER=tmp_path / "out").items():
         monkeypatch.setattr(race, name, value)
     for where, name in ((race.program, "MOVE"), (race.program, "SCHULZ"), (race.optim, "MUON_BETA")):
-        monkeypatch.setattr(where, name, getattr(where, name))  # which a run sets: put back behind the test
+        monkeypatch.setattr(where, name, getattr(where, name))  # a run sets these names: restore them after the test
     options = SimpleNamespace(
         data=tmp_path / "train", valid=[tmp_path / "valid"], preset="tiny", device="checked", precision="float32",
         mode=None, where=WHERE, seeds=[3], change=dict(steps=3, warmup=1, rate=0.01, lengths=((0.4, 16), (1.0, 32))),

@@ -1,4 +1,4 @@
-"""A reader's kernels in the engine: right ones compute what it computes, wrong ones are named, types are told."""
+"""Test a reader's kernels in the engine: right ones give its results, wrong ones and wrong types are named."""
 
 import re
 
@@ -12,7 +12,7 @@ from nanoeuler_lib.model import GPT
 
 pytestmark = [] if cuda.device() == "gpu" else [pytest.mark.compiler]
 
-# As a reader who has just read chapters 23 and 24 might write them.
+# Kernels as a reader of chapters 23 and 24 might write them.
 MINE = r"""
 extern "C" __global__ void vector_add(const float* a, const float* b, float* c, int n) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -51,7 +51,7 @@ def compiled(old="", new="", text=MINE, **options):
 @pytest.mark.full
 @pytest.mark.parametrize("time", [1, 37])
 def test_the_chapters_kernels_alone_make_a_model(time):
-    """Every composite unfused: no kernel of engine.cu takes part in loss, gradients and a step."""
+    """Run all composites unfused: no kernel of engine.cu takes part in loss and gradients."""
     one = compiled(text=MINE[: MINE.index('extern "C" __global__ void rmsnorm')])
     params, (tokens, targets) = parameters(), batch(time)
     with engine.use(one):
@@ -63,7 +63,7 @@ def test_the_chapters_kernels_alone_make_a_model(time):
     ran = {re.sub(r".*: |,.*|<.*", "", str(entry)) for entry in entries}
     assert {"vector_add", "rmsnorm_forward", "swiglu_forward", "rope_forward"} <= ran
     assert not ran & {"add_rmsnorm", "rope_packed", "swiglu_packed"}
-    again = model.loss_and_gradients(tokens, targets)[0]  # outside: fused once more
+    again = model.loss_and_gradients(tokens, targets)[0]  # outside of `use`: fused again
     assert model._plan.program is model.program and abs(again - loss) <= 1e-5 * loss
 
 
@@ -79,7 +79,7 @@ def test_right_kernels_are_taken_and_used():
     assert unfused.kernels_in_use() is None
 
 
-WRONG = [  # the book's file, or the kernels above; what stands there; what does instead; which is named
+WRONG = [  # the book's file, or the kernels above; right code; wrong code; name in the message
     ("", "squares / D + eps", "squares / D", "rmsnorm_forward"),
     ("", "rsqrtf(squares / D + eps)", "rsqrtf(squares / (D + 1) + eps)", "rmsnorm_forward, the gradient of"),
     ("", "c[i] = a[i] + b[i]", "c[i] = a[i] - b[i]", "vector_add"),

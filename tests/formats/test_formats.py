@@ -1,4 +1,4 @@
-"""Hugging Face folders and GGUF files, out and in: transformers and gguf themselves say what is right."""
+"""Test export and import of Hugging Face folders and GGUF files against the packages transformers and gguf."""
 
 import json
 import os
@@ -33,12 +33,12 @@ TOKENIZER = Tokenizer(Tokenizer.train(konigsberg.corpus(30_000, 5), 318).merges,
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Runs of odd shape, H/G = 3, with numbers of no token at their vocabulary's end; `hf` beside each: its export."""
+    """Make runs of odd shape, H/G = 3, with ids without a token at the vocabulary's end, and their exports in `hf`."""
     found = {}
     for kind in ("untied", "tied"):
         params = random_parameters(ODD, std=0.15, dtype=np.float32)
         for matrix in (params["embed"].T, params["heads"][:, : ODD.vocab_size]):
-            matrix[:, 318:] *= 4  # markers and numbers of no token: likely, where they are not held back
+            matrix[:, 318:] *= 4  # markers and ids without a token: likely unless they are suppressed
         if kind == "tied":
             params["heads"][:, : ODD.vocab_size] = params["embed"].T
         found[kind] = tmp_path_factory.mktemp(kind) / "run"
@@ -55,7 +55,7 @@ def run(request, runs):
 
 @pytest.fixture
 def hf(runs, tmp_path):
-    """The export of the untied run, to be spoilt."""
+    """Return a copy of the untied run's export, which a test may damage."""
     return Path(shutil.copytree(runs["untied"].parent / "hf", tmp_path / "hf"))
 
 
@@ -71,7 +71,7 @@ def test_logits_are_those_of_transformers(run):
         expected = theirs(torch.tensor(ids)).logits.numpy()
     assert np.abs(model.logits(ids) - expected).max() < 1e-4 * np.abs(expected).max()
 
-    def tables(time, width, theta):  # rope in float32, as they compute it whatever the model's type
+    def tables(time, width, theta):  # RoPE in float32, as transformers computes it for any type
         angle = torch.arange(time)[:, None].float() * (1 / theta ** (torch.arange(0, width, 2).float() / width))
         return angle.cos().double().numpy(), angle.sin().double().numpy()
 
@@ -102,7 +102,7 @@ def test_a_round_trip_changes_no_bit(run, tmp_path):
 
 @pytest.mark.parametrize("bos, eos", [(5, 7), (9, [7, 8]), ([5], 5), (None, [7])])
 def test_the_ids_around_a_document_come_in_and_go_out(hf, bos, eos, tmp_path):
-    """As numbers, and as lists, of which the first counts: Llama 3 has a list."""
+    """Read ids as numbers or as lists, of which the first counts; Llama 3 has a list."""
     values = json.loads((hf / "config.json").read_text()) | {"bos_token_id": bos, "eos_token_id": eos}
     (hf / "config.json").write_text(json.dumps(values))
     tokenizer = formats.import_run(hf, tmp_path / "run").tokenizer
@@ -119,17 +119,17 @@ def test_greedy_text_and_chat_are_those_of_transformers(runs):
         transformers.AutoModelForCausalLM, transformers.AutoTokenizer))  # fmt: skip
     end = TOKENIZER.special_tokens[END_OF_TEXT]
     assert theirs.generation_config.eos_token_id == [end] and theirs.generation_config.bos_token_id == end
-    settings = json.loads((folder / "tokenizer_config.json").read_text())  # a Llama's class loses spaces in some of 5
+    settings = json.loads((folder / "tokenizer_config.json").read_text())  # its LlamaTokenizer can lose spaces
     assert settings["tokenizer_class"] == "PreTrainedTokenizerFast" and not settings["clean_up_tokenization_spaces"]
     text = konigsberg.corpus(600, 9)[:60]
     ids = [end, *spoken(text)["input_ids"]]
     unsaid = range(TOKENIZER.vocab_size, ODD.vocab_size)
     made = theirs.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=30, suppress_tokens=list(unsaid))[0]
     best = np.sort(found.model.logits(made[None].numpy())[0, len(ids) - 1 : -1, : TOKENIZER.vocab_size])[:, -2:]
-    assert (best[:, 1] - best[:, 0]).min() > 1e-4  # else another machine may say something else
+    assert (best[:, 1] - best[:, 0]).min() > 1e-4  # else a different machine may choose a different token
     assert spoken.decode(made[len(ids) :]) == generate(found.model, found.tokenizer, text, 30, temperature=0)
     said = theirs.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=30)[0, len(ids) :]
-    assert said.max() < TOKENIZER.special_tokens[USER]  # neither markers nor numbers of no token
+    assert said.max() < TOKENIZER.special_tokens[USER]  # neither markers nor ids without a token
     said = ("system", "Be\nbrief."), ("user", "Wer?"), ("assistant", "Käthe."), ("user", " Why {{x}}?\n")
     messages = [{"role": role, "content": content} for role, content in said]
     for template in TEMPLATES:
@@ -148,7 +148,7 @@ def test_gguf(run, tmp_path):
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
     assert len(tensors) == len(theirs) and all(tensor.dtype == np.float32 for tensor in tensors.values())
     C = ODD.head_dim
-    pairs = np.arange(C).reshape(2, C // 2).T.reshape(-1)  # 0, 4, 1, 5, ...: one after another, from the definition
+    pairs = np.arange(C).reshape(2, C // 2).T.reshape(-1)  # 0, 4, 1, 5, ...: interleaved, by the definition
     for i in range(ODD.layers):
         block = f"model.layers.{i}."
         for part, heads in (("q", 6), ("k", 2)):
@@ -182,7 +182,7 @@ def test_gguf(run, tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.gguf", "b.gguf", "endless"]
 
 
-MODELS = {  # H, G, D, F, L, V, context, theta, eps, tied; weights as published
+MODELS = {  # H, G, D, F, L, V, context, theta, eps, tied; published number of weights
     "TinyLlama 1.1B": (32, 4, 2048, 5632, 22, 32000, 2048, 1e4, 1e-5, False, 1_100_048_384),
     "Llama 2 7B": (32, 32, 4096, 11008, 32, 32000, 4096, 1e4, 1e-5, False, 6_738_415_616),
     "Llama 3 8B": (32, 8, 4096, 14336, 32, 128256, 8192, 5e5, 1e-5, False, 8_030_261_248),
@@ -193,7 +193,7 @@ MODELS = {  # H, G, D, F, L, V, context, theta, eps, tied; weights as published
 
 @pytest.mark.parametrize("name", MODELS)
 def test_named_models_open(name, tmp_path):
-    """As transformers writes them: the whole shape's numbers; then two layers of narrow heads, bfloat16 in shards."""
+    """Open what transformers writes: the full shape's numbers, then two layers of narrow heads, bfloat16 in shards."""
     transformers, torch = oracle()
     H, G, D, F, L, V, context, theta, eps, tied, weights = MODELS[name]
     kind = "Mistral" if "Mistral" in name else "Llama"
@@ -229,7 +229,7 @@ def test_named_models_open(name, tmp_path):
 
 
 def refused(path, tmp_path, told, capsys):
-    """The command ends with one line that says so, and has written nothing."""
+    """Check that the command ends with this error in one line, and has written nothing."""
     before = contents(tmp_path)
     assert cli.main(["import", str(path), "--run", str(tmp_path / "new")]) == 2
     out, err = capsys.readouterr()
@@ -237,7 +237,7 @@ def refused(path, tmp_path, told, capsys):
     assert contents(tmp_path) == before and not (tmp_path / "new").exists()
 
 
-CONFIGS = {  # what config.json says instead, and the line
+CONFIGS = {  # changed values of config.json, and the error
     "rope_scaling": ({"rope_type": "llama3", "factor": 8.0}, "rope_scaling must be default, got 'llama3'"),
     "rope_parameters": ({"rope_type": "yarn", "rope_theta": 5e4}, "rope_scaling must be default, got 'yarn'"),
     "head_dim": (16, "head_dim must be 8, got 16"),
@@ -266,14 +266,14 @@ def test_what_the_model_has_not_is_refused(hf, tmp_path, capsys):
 
 
 NORM = "model.layers.1.input_layernorm.weight"
-TENSORS = [  # tensors that are changed (None: taken out), and the line
+TENSORS = [  # changed tensors (None: removed), and the error
     ({NORM: np.full(48, np.nan, np.float32)}, f"{NORM} must hold finite numbers, got NaN"),
     ({NORM: np.ones(48, np.int64)}, f"{NORM} must be one of F32, F16, BF16, got I64"),
     ({NORM: None}, f"lacks the tensor '{NORM}': 1 tensors"),
     ({"model.x": np.ones(3)}, "has an unknown tensor 'model.x'"),
     ({"lm_head.weight": None}, "lacks the tensor 'lm_head.weight'"),
 ]
-BYTES = [  # what becomes of the whole file
+BYTES = [  # changes of the whole file
     lambda whole: whole[:-4], lambda whole: struct.pack("<Q", 3 << 30) + whole[8:], lambda whole: b"",
     lambda whole: whole[:8] + b"[" + whole[9:],
 ]  # fmt: skip
@@ -311,7 +311,7 @@ def test_an_index_that_does_not_fit_its_files_is_refused(hf, tmp_path, capsys):
         refused(hf, tmp_path, told, capsys)
 
 
-VOCABULARIES = [  # changes of tokenizer.json and of its model's vocabulary, and the line
+VOCABULARIES = [  # changes of tokenizer.json and of its model's vocabulary, and the error
     ({"model": {"type": "WordPiece"}}, {}, "must be plain BPE, got type 'WordPiece'"),
     ({"pre_tokenizer": {"type": "Whitespace"}}, {}, "must be split as by GPT-2"),
     ({"normalizer": {"type": "NFC"}}, {}, "must be split as by GPT-2"),
@@ -336,7 +336,7 @@ def test_other_tokenizers_are_refused(hf, tmp_path, capsys):
     refused(hf, tmp_path, "not JSON", capsys)
     file.unlink()
     refused(hf, tmp_path, "with --tokenizer", capsys)
-    os.mkfifo(file)  # a pipe is not waited for
+    os.mkfifo(file)  # reading must not wait for a pipe
     refused(hf, tmp_path, "with --tokenizer", capsys)
     for path in (file, tmp_path / "none"):
         refused(path, tmp_path, "no such file, expected a Hugging Face", capsys)
@@ -350,7 +350,7 @@ def test_the_commands(runs, tmp_path, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == {"out": "hf", "to": "hf", "left": [heads]}
     assert cli.main(["export", str(run), "--to", "hf", "--out", "hf"]) == 2
     assert capsys.readouterr().err == "nanoeuler: hf: already exists: choose a new name\n"
-    with patch.object(formats.run_folder, "save", side_effect=KeyboardInterrupt):  # stopped, and begun again
+    with patch.object(formats.run_folder, "save", side_effect=KeyboardInterrupt):  # interrupted, then started again
         assert cli.main(["import", "hf", "--run", "back"]) == 130 and Path("back/log.jsonl").exists()
     assert cli.main(["import", "hf", "--run", "back"]) == 0 and "nanoeuler generate" in capsys.readouterr().out
     assert cli.main(["import", "hf", "--run", "back"]) == 2 and "choose a new name" in capsys.readouterr().err
@@ -377,7 +377,7 @@ def test_the_commands(runs, tmp_path, monkeypatch, capsys):
 
 
 def test_logits_tell_another_reading_of_a_release(runs, tmp_path, monkeypatch, capsys):
-    """The check that a release brings, with a config.json that is another one and listed as it is."""
+    """Run the release's own check on a changed config.json whose new digest is listed."""
     oracle()
     shutil.copytree(runs["untied"] / "checkpoints/step-000007", tmp_path / "run")
     release.release(tmp_path / "run", out := tmp_path / "out", ["hf"])

@@ -1,4 +1,4 @@
-"""llama2.c's files: written here as its export.py writes them, and computed here as its run.c computes."""
+"""Test llama2.c's files: this module writes them as its export.py does, and computes as its run.c does."""
 
 import struct
 
@@ -22,7 +22,7 @@ SHAPES = {"wq": (D, D), "wk": (KV, D), "wv": (KV, D), "wo": (D, D), "w1": (F, D)
 
 
 def weights(tied, seed=0):
-    """Random float32 tensors [out, in] by run.c's names, those of all layers stacked."""
+    """Return random float32 tensors [out, in] by run.c's names; tensors of all layers are stacked."""
     rng = np.random.default_rng(seed)
     drawn = lambda *shape: (0.3 * rng.standard_normal(shape)).astype(np.float32)
     w = {name: drawn(L, *shape) for name, shape in SHAPES.items()}
@@ -31,7 +31,7 @@ def weights(tied, seed=0):
 
 
 def rounded(w, group):
-    """The bytes of a matrix in version 2, and the numbers that they stand for: in plain loops."""
+    """Return the bytes of a matrix in version 2 and the numbers that they represent, by plain loops."""
     codes, scales = [], []
     for start in range(0, w.size, group):
         part = w.reshape(-1)[start : start + group]
@@ -42,7 +42,7 @@ def rounded(w, group):
 
 
 def write(file, w, version, tied, group=4):
-    """A checkpoint of a version. Returns the weights that it means."""
+    """Write a checkpoint of a version; return the weights that it represents."""
     shape = struct.pack("<7i", D, F, L, H, G, -V if version == 0 and not tied else V, T)
     if version == 0:
         tables = np.zeros(2 * T * D // H // 2, np.float32)
@@ -64,7 +64,7 @@ def write(file, w, version, tied, group=4):
 
 
 def logits_of_run_c(w, tokens):
-    """Its forward pass in float64, a position at a time: pairs 2i, 2i+1, eps 1e-5, theta 10000."""
+    """Return the logits of run.c's forward pass in float64, by position: pairs 2i, 2i+1, eps 1e-5, theta 1e4."""
     C, keys, values, logits = D // H, [[] for _ in range(L)], [[] for _ in range(L)], []
     norm = lambda x, gain: gain * x / np.sqrt((x * x).mean() + 1e-5)
     for pos, token in enumerate(tokens):
@@ -95,7 +95,7 @@ PARTS = [*"the andür.日\n\0▁😀", " the", " and", *"and aaa aaaa he nd ere 
 
 
 def pieces():
-    """A vocabulary as SentencePiece makes one, with scores of which two are equal: (bytes, score)."""
+    """Return a vocabulary as SentencePiece makes it, (bytes, score), with pairs of equal scores."""
     written = [(b"<unk>", 0.0), (b"\n<s>\n", 0.0), (b"\n</s>\n", 0.0)]
     written += [(f"<0x{byte:02X}>".encode(), 0.0) for byte in range(256)]
     merged = " t| a|he| the|in|er|an|nd| and|re|on|ed|aa|aaa".split("|")
@@ -128,7 +128,7 @@ def test_logits_are_those_of_run_c(tmp_path, version, tied):
 
 
 def encoded_by_run_c(text, found):
-    """Its loop: characters, or their bytes; then the best pair, over and over."""
+    """Encode by run.c's loop: characters, or their bytes; then merge the best pair until none is left."""
     ids_of = {piece: id for id, (piece, _) in reversed(list(enumerate(found)))}
     ids = [ids_of[b" "]] if text else []
     for character in text:
@@ -163,8 +163,8 @@ def test_long_texts_merge_in_time_and_old_files_open(tmp_path):
     assert ids[:60].tolist() == encoded_by_run_c(text[:200], pieces())[:60]
 
 
-SCALE = 256 + 4 * (2 * L + 1) * D + V * D  # where the first scale of the embedding lies, in version 2
-NUMBERS = [  # where a number of 32 bits is another one, and the line
+SCALE = 256 + 4 * (2 * L + 1) * D + V * D  # place of the embedding's first scale in version 2
+NUMBERS = [  # place of a changed 32-bit number, its new value, and the error
     (8, -24, "dim must be an integer"), (16, 2**31 - 1, "layers must be an integer"),
     (12, -20, "hidden_dim and group_size must be positive, got -20"), (28, -300, "vocab_size must be an integer"),
     (37, -4, "must be positive, got 20 and -4"), (37, 7, "for a model of this shape"),
@@ -172,7 +172,7 @@ NUMBERS = [  # where a number of 32 bits is another one, and the line
     (SCALE, -1, "must have scales of 0 or more"), (256, 0x7FC00000, "must hold finite numbers"),
     (SCALE, 0x7F7FFFFF, "must hold finite numbers"),
 ]  # fmt: skip
-PIECES = [  # what becomes of the vocabulary, and the line
+PIECES = [  # changes of the vocabulary, and the error
     (lambda found: found[:200], "token 200 is not <0xC5>"),
     (lambda found: found[:3] + found[4:], "token 3 is not"),
     (lambda found: [*found, (b"x", float("nan"))], "token 300 is cut off or damaged"),
@@ -208,7 +208,7 @@ def test_eight_bits_are_off_by_half_a_step_at_most():
     w = random_parameters(ModelConfig(20, 2, 1, 1, 4, 30, 1))["embed"].astype(np.float32) * np.arange(30)[:, None]
     w = w.astype(np.float32)
     errors = []
-    for group in (4, 20, w.size):  # some, one a row, one a tensor
+    for group in (4, 20, w.size):  # several groups per row, one per row, one per tensor
         codes, scales = layout.quantise(w, group)
         assert codes.dtype == np.int8 and codes.shape == (w.size // group, group) and scales.shape == (len(codes), 1)
         assert (np.abs(codes).max(axis=1) == np.where(scales[:, 0] > 0, 127, 0)).all()

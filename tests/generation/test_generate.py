@@ -1,4 +1,4 @@
-"""Generation: the cache changes nothing, sampling draws what it should, text comes in whole characters and goes on."""
+"""Test generation: the cache changes nothing, sampling has the right distribution, and characters are complete."""
 
 from itertools import chain, islice
 
@@ -34,7 +34,7 @@ BYTES, WITH_END = Tokenizer([], ()), Tokenizer([(97, 98)], (END_OF_TEXT,))
 
 
 def favouring(probabilities: dict) -> GPT:
-    """A model whose next token has these probabilities, whatever came before."""
+    """Return a model whose next token has these probabilities after any prefix."""
     config = ModelConfig(dim=2, heads=1, kv_heads=1, layers=1, context=8, vocab_size=260, predict=1)
     flat = GPT(config, dtype=np.float64)
     flat.params["embed"][...] = 1
@@ -54,7 +54,7 @@ def favouring(probabilities: dict) -> GPT:
 def test_greedy(model, options):
     logits = np.array([0.1, 2.0, -1.0, 1.99])
     assert {sample(logits, np.random.default_rng(i), **options) for i in range(20)} == {1}
-    hot = {"temperature": 50.0} | options  # the options reach the sampler from `generate` as well
+    hot = {"temperature": 50.0} | options  # `generate` passes the options to the sampler
     assert generate(model, WITH_END, "ab", 12, **hot) == generate(model, WITH_END, "ab", 12, temperature=0)
 
 
@@ -88,7 +88,7 @@ def test_sample_refuses(name, values, expected):
 
 
 def greedy_by_whole_passes(model, ids, count, size, penalty=1.0):
-    """The most likely token each time, without a cache; where the context is full, its later half is read again."""
+    """Take the most likely token each time, without a cache; when the context is full, its later half is read again."""
     ids, seen, begin = list(ids), ids[-16:], max(0, len(ids) - 16)
     for _ in range(count):
         if len(seen) > 16:
@@ -106,8 +106,8 @@ def greedy_by_whole_passes(model, ids, count, size, penalty=1.0):
 @pytest.mark.parametrize("penalty, tokenizer", [(1.0, BYTES), (1.0, WITH_END), (0.7, WITH_END), (1.3, WITH_END)])
 @pytest.mark.parametrize("prompt", ["K", "ab", "Kä", "Seven bridges", "a" * 15, "abcdefghijklmnop", "mno" * 13])
 def test_greedy_text_is_the_most_likely_token_each_time(model, prompt, penalty, tokenizer):
-    """Prompts shorter and longer than the context, whose end is read, and texts that go on when it is full. The end of
-    text stands first, as in documents; each token that was read is penalised once, the end never."""
+    """Test prompts shorter and longer than the context, and texts that continue when the context is full. The end of
+    text comes first, as in documents. Each token that was read is penalised once, and the end of text never."""
     ids = [257] * (tokenizer is WITH_END) + tokenizer.encode(prompt).tolist()
     found = greedy_by_whole_passes(model, ids, 60, tokenizer.vocab_size, penalty)[len(ids) :]
     expected = tokenizer.decode([i for i in found if i != 257])
@@ -117,7 +117,7 @@ def test_greedy_text_is_the_most_likely_token_each_time(model, prompt, penalty, 
 @settings(max_examples=60)
 @given(st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3), st.integers(0, 99))
 def test_the_first_stop_to_come_ends_the_text(stops, seed):
-    """Whatever the order in which they are listed, and however the text comes in pieces."""
+    """Check this for any order of the stops, and for any division of the text into pieces."""
     letters = favouring({97: 0.3, 98: 0.3, 256: 0.2, 99: 0.2})
     text = generate(letters, WITH_END, "a", 12, temperature=1, seed=seed)
     first = min((text.index(stop) for stop in stops if stop in text), default=len(text))
@@ -127,7 +127,7 @@ def test_the_first_stop_to_come_ends_the_text(stops, seed):
 @pytest.mark.parametrize("length", [1, 9, 16, 17, 40])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 0}])
 def test_the_plain_loop_draws_what_speculation_draws_without_proposals(model, length, options):
-    """Bit for bit, also behind a full context: one random number a token, and the model reads the same pieces."""
+    """Compare bitwise, also after a full context: one random number per token, and the model reads the same pieces."""
     prompt = np.random.default_rng(length).integers(0, 260, length).tolist()
     one, other = np.random.default_rng(7), np.random.default_rng(7)
     tokens = list(islice(generate_tokens(model, prompt, one, size=258, **options), 50))
@@ -149,7 +149,7 @@ def test_same_seed_same_text(model):
 
 
 def test_pieces_are_whole_characters():
-    """Bytes of a character are held back until it is complete; what never becomes one is U+FFFD."""
+    """Check that bytes of a character are kept until it is complete, and that an incomplete character is U+FFFD."""
     mixed = favouring({0xC3: 0.4, 0xA4: 0.4, 0x41: 0.2})
     text = "".join(pieces := list(stream(mixed, BYTES, "K", 300, temperature=1)))
     assert all(pieces) and "ä" in text and "A" in text and "\ufffd" in text
@@ -167,13 +167,13 @@ def test_how_long_a_text_is():
 
 
 def test_never_draws_an_id_without_a_token():
-    """A model may have more ids than its tokenizer: those beyond have no bytes."""
+    """Check a model with more ids than its tokenizer, because the additional ids have no bytes."""
     assert generate(favouring({259: 0.9, 65: 0.1}), BYTES, "a", 20, temperature=1) == "A" * 20
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_the_order_of_likelihood_is_that_of_a_stable_argsort(kind):
-    """With equal logits, both zeros, -inf, the smallest and the largest numbers among them."""
+    """Test logits with equal values, both zeros, -inf, and the smallest and largest numbers."""
     rng, odd = np.random.default_rng(0), [0.0, -0.0, -np.inf, 1e-45, -1e-45, 3e38, -3e38]
     for _ in range(300):
         logits = rng.integers(-3, 4, rng.integers(1, 40)).astype(kind) / 2
@@ -184,7 +184,7 @@ def test_the_order_of_likelihood_is_that_of_a_stable_argsort(kind):
 
 @pytest.mark.parametrize("probs, options, kept", [
     ([0.5, 0.25, 0.25], {"top_p": 0.5}, [0]), ([0.5, 0.25, 0.25], {"top_p": 0.75}, [0, 1]),
-    ([0.25] * 4, {"top_k": 2}, [0, 1]),  # among equals the first, as at temperature 0
+    ([0.25] * 4, {"top_k": 2}, [0, 1]),  # the first of equal tokens, as at temperature 0
 ])  # fmt: skip
 def test_no_more_is_kept_than_reaches_the_limit(probs, options, kept):
     assert filtered_probs(np.log(probs), **options)[0].tolist() == kept

@@ -1,4 +1,4 @@
-"""Speculative decoding: proposals change how many forward passes a text takes, never what the text is drawn from."""
+"""Test speculative decoding: proposals change the number of forward passes, and never a text's distribution."""
 
 from dataclasses import replace
 from itertools import islice
@@ -24,7 +24,7 @@ TINY = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=6, vocab_size=3
 
 
 def tokens_of(model, ids, rng, count, **options):
-    """The next `count` tokens, and how many forward passes they took."""
+    """Return the next `count` tokens, and the number of forward passes for them."""
     passes, found = 0, []
     for new in generate.speculate(model, ids, rng, **options):
         passes, found = passes + 1, found + new
@@ -33,18 +33,18 @@ def tokens_of(model, ids, rng, count, **options):
 
 
 def number(value):
-    """A generator whose next random number is this one."""
+    """Return a generator whose next random number is this value."""
     return SimpleNamespace(random=lambda: value)
 
 
-HALF = number(0.5)  # for greedy decoding, which decides nothing by chance
+HALF = number(0.5)  # for greedy decoding, which makes no random choice
 
 
-# The distribution, exactly: every random choice is followed both (all) ways, with its probability.
+# The exact distribution: each random choice is followed in all ways, with their probabilities.
 
 
 class Tree:
-    """In the place of a generator of random numbers: takes one branch at each choice, and knows its probability."""
+    """A stand-in for a generator of random numbers: takes one branch at each choice, and knows its probability."""
 
     def __init__(self, path):
         self.path, self.sizes, self.weight, self.limit = path, [], 1.0, None
@@ -56,14 +56,14 @@ class Tree:
         return at
 
     def random(self):
-        """A number just below or just above the limit at which a proposal must be refused."""
+        """Return a number just below or just above the limit at which a proposal must be refused."""
         if self.choose([self.limit, 1 - self.limit]) == 0:
             return self.limit * (1 - 1e-12)
         return min(self.limit * (1 + 1e-12), 1 - 2**-53)
 
 
 def all_outcomes(model, ids, count, **options):
-    """Probability of each continuation of `count` tokens, {tokens: probability}, from the algorithm's whole tree."""
+    """Return {tokens: probability} for continuations of `count` tokens, from the algorithm's whole tree of choices."""
     original, found, path = generate.accept_or_redraw, {}, []
 
     def watched(p, q, token, tree):
@@ -85,7 +85,7 @@ def all_outcomes(model, ids, count, **options):
 
 
 def expected_outcomes(model, ids, count, context, **options):
-    """The same from the chain rule, by whole forward passes of head 0."""
+    """Return the same by the chain rule, from whole forward passes of head 0."""
     found = {(): 1.0}
     for _ in range(count):
         longer = {}
@@ -131,7 +131,7 @@ def test_distribution_over_several_rounds():
 
 
 def test_equal_distributions_but_for_rounding():
-    """The refusal has a chance of one in 10^16, and nothing to draw from: the proposal stays."""
+    """Keep the proposal: its refusal has a probability of 1e-16 and would have no token to sample."""
     p, q = np.array([0.3, 0.7]), np.array([np.nextafter(0.3, 1), 0.7])
     assert accept_or_redraw(p, q, 0, number(1 - 2**-53)) == 0
 
@@ -143,7 +143,7 @@ def test_pick_takes_the_token_on_whose_piece_the_number_falls():
     assert pick(tokens, np.array([0.3, 0.3, 0.4 - 1e-9]), number(1 - 1e-12)) == 9
 
 
-# Greedy: the same text, from the shipped model, whose later heads are often right.
+# Greedy: the same text from the package's model, whose later heads are often right.
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def shipped():
 
 
 def prompts(tokenizer, count):
-    """The first words of stories, behind an end of text."""
+    """Yield the first words of stories, after an end of text."""
     end, rng = tokenizer.special_tokens[END_OF_TEXT], np.random.default_rng(0)
     for seed in range(count):
         ids = tokenizer.encode(konigsberg.sample(9000 + seed).text)
@@ -160,7 +160,7 @@ def prompts(tokenizer, count):
 
 
 def test_greedy_tokens_are_the_same_in_fewer_passes(shipped):
-    """In float64, which decides between any two tokens; also where the context is full and its later half is read."""
+    """Compare in float64, where no two tokens are equal; also when a full context is read again from its half."""
     params = Parameters(shipped[0].config, np.float64)
     params.flat[...] = shipped[0].params.flat
     model, passes = GPT(shipped[0].config, params), [0, 0]
@@ -178,7 +178,7 @@ def test_greedy_tokens_are_the_same_in_fewer_passes(shipped):
 
 
 def reciting(config, order):
-    """A float64 model whose head k says, behind each token, the one 1 + k places further in the cycle `order`."""
+    """Return a float64 model whose head k predicts the token 1 + k places further in the cycle `order`."""
     params = Parameters(config, np.float64)
     rng = np.random.default_rng(0)
     params["embed"][...] = rng.standard_normal((config.vocab_size, config.dim))
@@ -192,7 +192,7 @@ def reciting(config, order):
 @settings(max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 20), st.integers(0, 3), st.integers(1, 4))
 def test_any_context_and_any_prompt(context, prompt, propose, heads):
-    """All proposals are right: they must be taken, and the cycle must go on wherever the context is full."""
+    """Check that right proposals are accepted, and that the cycle continues when the context is full."""
     config = ModelConfig(dim=64, heads=2, kv_heads=1, layers=1, context=context, vocab_size=7, predict=heads)
     order, propose = np.array([3, 0, 5, 1, 6, 2, 4]), min(propose, heads - 1)
     model = reciting(config, order)
@@ -212,7 +212,7 @@ def reciting_seven():
 @pytest.mark.parametrize("propose", range(4))
 def test_every_pass_gives_all_when_the_heads_are_right(propose):
     found = islice(generate.speculate(reciting_seven(), [3], HALF, propose, temperature=0), 9)
-    assert [len(new) for new in found] == [1] + [propose + 1] * 8  # behind the prompt nothing was proposed yet
+    assert [len(new) for new in found] == [1] + [propose + 1] * 8  # no proposals exist right after the prompt
 
 
 def test_no_proposal_behind_the_end(monkeypatch):

@@ -1,4 +1,4 @@
-"""Probes: they win what is there to be won, no more, and nothing where a control says so."""
+"""Test probes: they gain the available information, no more, and nothing in the controls."""
 
 import numpy as np
 import pytest
@@ -21,14 +21,14 @@ from nanoeuler_lib.model import GPT
 
 
 def made(x, beliefs, seed=0):
-    """Sites of one depth with these vectors and beliefs, each of a story of its own."""
+    """Return sites of one depth with these vectors and beliefs, each from a different story."""
     m = len(x)
     parts = np.array([part_of(f"{seed} {i}") for i in range(m)])
     return Sites(x[None].astype(np.float32), beliefs, np.full(m, "all"), parts, np.zeros((m, 2), int))
 
 
 def normals(m, rng):
-    """Vectors around three centres, and the exact law of which centre it was: logits are linear in the vector."""
+    """Return vectors around three centres and the exact posterior of the centre, with logits linear in the vector."""
     centres = 1.2 * rng.normal(size=(3, 9))
     x = centres[rng.integers(0, 3, m)] + rng.normal(size=(m, 9))
     logits = x @ centres.T - (centres**2).sum(axis=1) / 2
@@ -41,7 +41,7 @@ def test_a_linear_probe_wins_the_bound_where_logits_are_linear():
     found = score(given, given.x[0], "linear")
     assert found.bound > 0.8 and found.kl < 0.03 and found.won == pytest.approx(found.bound - found.kl)
     assert score(given, given.x[0], "prior").won == 0
-    for kind in ("linear", "hidden", "ridge"):  # what belongs to others is not to be read
+    for kind in ("linear", "hidden", "ridge"):  # after shuffling, no information is left
         assert abs(score(given.shuffled(2), given.x[0], kind).won) < 0.02
     with pytest.raises(NanoEulerError, match="kind must be prior, ridge, linear or hidden, got 'deep'"):
         score(given, given.x[0], "deep")
@@ -75,7 +75,7 @@ def test_ridge_is_the_minimum_of_its_loss():
 
 
 def test_a_story_stands_on_one_side_and_a_probe_that_knows_stories_by_heart_wins_nothing():
-    """Vectors say which of 90 stories it is, beliefs are a coin a story: a split by sites would win that bit."""
+    """Use vectors that identify 90 stories and a random bit per story: a split by sites would gain this bit."""
     rng = np.random.default_rng(4)
     texts = np.repeat([f"story {i}" for i in range(90)], 12)
     which, coins = np.repeat(np.arange(90), 12), rng.integers(0, 2, 90)
@@ -107,7 +107,7 @@ def test_sites_are_where_the_readings_say_and_the_bound_is_the_information():
         given.of("last")
     first = given.of("first")
     assert first.x.shape[1] == 3000 and set(PARTS) == {"train", "choose", "test"} == set(first.parts)
-    # I(place; what the first witness says), counted over witnesses and what they name
+    # I(place; statement of the first witness), counted over witnesses and statements
     rates = np.array(list(rumours.RATE.values()))
     right, wrong = rates / 12, (1 - rates) / 11 / 12
     information = (12 * right * np.log2(12 * rates) + 132 * wrong * np.log2(12 * (1 - rates) / 11)).mean()
@@ -116,7 +116,7 @@ def test_sites_are_where_the_readings_say_and_the_bound_is_the_information():
 
 
 def model_stream(model, row):
-    """The residual stream by the plan's own buffers."""
+    """Return the residual stream from the plan's own buffers."""
     plan = model.plan(1, len(row))
     model.forward(plan, row[None])
     return np.stack([plan.layers[0].x1, plan.layers[1].x1, plan.x_final])

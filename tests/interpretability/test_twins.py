@@ -1,4 +1,4 @@
-"""Twins differ in one name alone, and their laws are the source's."""
+"""Test twins: they differ in only one name, and their distributions are those of the source."""
 
 from itertools import pairwise
 from random import Random
@@ -50,7 +50,7 @@ def test_both_laws_are_one_where_the_holder_has_no_other_role():
         assert pair.law(PERSON, told, TOKENIZER) == pair.law(FACT, told, TOKENIZER)
     pair = PAIRS[1][0]
     told = pair.drawn(FACT, Random(6))
-    assert pair.was in told  # the one who set out is asked, blamed or owed
+    assert pair.was in told  # this person is asked, blamed or owed later in the story
     with pytest.raises(konigsberg.KonigsbergError):
         pair.law(PERSON, told, TOKENIZER)
 

@@ -1,4 +1,4 @@
-"""The fast operations write what the plain ones write; `ops.use` switches between them; a step allocates nothing."""
+"""Test that fast operations equal plain ones, that `ops.use` switches between them, and a step without allocation."""
 
 from unittest.mock import patch
 
@@ -20,7 +20,7 @@ from nanoeuler_lib.model.optim import AdamW, Muon
 from nanoeuler_lib.model.plan import Plan
 from nanoeuler_lib.ops import cpu, plain, reference
 
-# Equality, in every buffer that both have.
+# Equality in every buffer that both versions have.
 
 
 @pytest.mark.parametrize(
@@ -52,23 +52,23 @@ def cases(draw):
     return config, draw(st.integers(1, 4)), draw(st.integers(1, 9)), draw(st.integers(0, 99))
 
 
-# Weights of deviation 2 make sums whose terms cancel: of 5,000 models the worst was 3e-11 apart.
+# Weights of deviation 2 make sums with cancelling terms: the worst of 5,000 models differed by 3e-11.
 @settings(max_examples=80)
 @given(cases(), st.booleans(), st.sampled_from([0.02, 0.3, 2.0]), *[st.sampled_from([1, 2, 3, 4, 5, 64])] * 2)
 def test_equal_at_any_size(case, accumulate, std, block, rows):
-    """Rows of scores, and of SwiGLU, in blocks that do and do not divide their number."""
+    """Use blocks that do and do not divide the number of rows of scores and of SwiGLU."""
     with patch.object(cpu, "BLOCK", block), patch.object(cpu, "ROWS", rows):
         oracles.check_equality(*case, accumulate=accumulate, std=std, rtol=1e-9)
 
 
 def composites(version, scratch):
-    """The composites of a version with scratch space, arrays by name."""
+    """Return the composites of a version, with scratch space as arrays by name."""
     with ops.use(version):
         return ops.bind(vars(ops.active()), scratch)
 
 
 def heads_loss(version, y, w, targets, scale, before=None):
-    """Losses, dy and dw, three rows at a time; dw is added to `before`."""
+    """Return losses, dy and dw, computed three rows at a time; dw is added to `before`."""
     N, K = targets.shape
     losses, dy = np.empty((N, K), y.dtype), np.empty_like(y)
     dw = np.full_like(w, np.nan) if before is None else before.copy()
@@ -80,7 +80,7 @@ def heads_loss(version, y, w, targets, scale, before=None):
 
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_a_head_of_weight_zero_has_no_gradient(accumulate):
-    """Its losses are those of the plain version all the same, and what stood in its gradient is overwritten."""
+    """Check that its losses still equal the plain version's, and that old values in its gradient are overwritten."""
     rng = np.random.default_rng(0)
     y, w, targets = rng.normal(size=(5, 3)), rng.normal(size=(3, 12)), rng.integers(-1, 4, (5, 3))
     before = rng.normal(size=(3, 12)) if accumulate else None
@@ -117,7 +117,7 @@ CASES = [("plain", np.float32), ("cpu", np.float32), ("cpu", np.float64)]
 
 
 def attention(version, qkv, dy):
-    """y and dqkv, [T, heads, C], in blocks of 8 rows."""
+    """Return y and dqkv, [T, heads, C], computed in blocks of 8 rows."""
     with np.errstate(over="raise", invalid="raise", divide="raise"), patch.object(cpu, "BLOCK", 8):
         plan = oracles.poison(Plan(LARGE, 1, len(qkv), qkv.dtype))
         op, a = composites(version, vars(plan.scratch)), plan.layers[0]
@@ -129,7 +129,7 @@ def attention(version, qkv, dy):
 
 
 def check_attention(version, dtype, levels, queries=1.0):
-    """The score of a query and key j is queries * levels[j], and noise of size 1."""
+    """Compare with float64, where the score of a query and key j is queries * levels[j] plus noise of size 1."""
     rng = np.random.default_rng(0)
     qkv, dy = 0.5 * rng.standard_normal((len(levels), 8, 6)), 0.5 * rng.standard_normal((len(levels), 4, 6))
     qkv[:, :4, 0], qkv[:, 4:6, 0] = np.transpose([queries]), np.transpose([levels])
@@ -138,15 +138,15 @@ def check_attention(version, dtype, levels, queries=1.0):
     expected_y, expected_dqkv = attention("plain", qkv.astype(np.float64), dy.astype(np.float64))
     q, k, v = (np.abs(part).max() for part in np.split(qkv.astype(np.float64), [4, 6], axis=1))
     d = np.abs(dy).max()
-    sizes = np.repeat([6 * d * v * k, 6 * d * v * q, d], [4, 2, 2])[:, None]  # of what is added up in dq, dk, dv
-    limit = LIMIT[dtype] * max(1.0, q * k)  # exp(s) is off as s is
+    sizes = np.repeat([6 * d * v * k, 6 * d * v * q, d], [4, 2, 2])[:, None]  # sizes of the terms in dq, dk, dv
+    limit = LIMIT[dtype] * max(1.0, q * k)  # the error of exp(s) is proportional to s
     assert np.abs(y - expected_y).max() <= limit * v and (np.abs(dqkv - expected_dqkv) <= limit * sizes).all()
 
 
 @pytest.mark.parametrize("version, dtype", CASES)
 @pytest.mark.parametrize("size", SIZES)
 def test_attention_at_large_scores(version, dtype, size):
-    """One key far from the others, inside a block or at its border; all alike; rising and falling; by turns."""
+    """Test one distant key, inside a block or at its border, and equal, rising, falling and alternating scores."""
     alone, ramp, place = size * np.eye(T)[[0, 5, 7, 8, 16, 19]], np.linspace(0, 1, T), np.arange(T)
     for levels in (*alone, np.full(T, size), size - alone[1], size * ramp, size * (ramp - 0.5)):
         check_attention(version, dtype, levels)
@@ -158,7 +158,7 @@ def test_attention_at_large_scores(version, dtype, size):
 @pytest.mark.parametrize("version, dtype", CASES)
 @pytest.mark.parametrize("size", SIZES)
 def test_losses_at_large_logits(version, dtype, size):
-    """Losses and gradients where one logit, or every one, is far from 0; rows that need it beside rows that do not."""
+    """Test losses and gradients if one logit, or every logit, is far from 0, with extreme and normal rows mixed."""
     for added, times in ((size * (np.arange(80) == 11), 1), (size, 1), (-size, 1), (0, size)):
         rng = np.random.default_rng(0)
         y, w = rng.standard_normal((7, 3)).astype(dtype), 0.3 * rng.standard_normal((3, 80)).astype(dtype)
@@ -191,7 +191,7 @@ def test_a_gpt2_does_not_overflow_at_large_scores(version):
 
 
 def test_use_switches_and_restores():
-    """An inner `use` keeps the version and the functions of the outer one, and an error puts back what was there."""
+    """Check that an inner `use` keeps the outer one's version and functions, and that an error restores them."""
     assert ops.active().attention is cpu.attention
     with ops.use("plain"), ops.use(swiglu_forward=lambda gate, up: (gate * 0 + 7, None)):
         assert isinstance(ops.active().attention.__self__, plain.Plain)
@@ -207,7 +207,7 @@ def test_use_switches_and_restores():
 
 @pytest.mark.parametrize("name", sorted(ops.FUNCTIONS))
 def test_readers_function_runs_in_the_model(name):
-    """It carries its layer, forward and backward; all others stay fast."""
+    """Check that its layer uses it, forward and backward, and that all other layers stay fast."""
     function, calls = ops.FUNCTIONS[name], []
 
     def mine(*arguments):
@@ -230,7 +230,7 @@ def test_readers_function_runs_in_the_model(name):
 
 
 def updated(optimizer, **own):
-    """Parameters and moments after a step with a reader's function, on a gradient of zeros."""
+    """Return parameters and moments after a step with a reader's function, on a gradient of zeros."""
     params = Parameters(oracles.TINY)
     optimizer.step = 1
     with ops.use(**own):
@@ -254,7 +254,7 @@ def test_readers_step_runs_in_the_optimiser():
 
 
 def late(function, fails):
-    """The function; from its second call on `fails` is made of its result."""
+    """Return the function, whose results are changed by `fails` from its second call on."""
     calls = []
 
     def my_function(*arguments):
@@ -265,7 +265,7 @@ def late(function, fails):
 
 
 def first_of(change):
-    """What makes `change` to the first array of a result."""
+    """Return a function that applies `change` to the first array of a result."""
     return lambda result: (change(result[0]), *result[1:]) if isinstance(result, tuple) else change(result)
 
 
@@ -278,7 +278,7 @@ FAILS = {
 
 
 def trained():
-    """Parameters, moments and the step's number after two steps of two workers."""
+    """Return parameters, moments and the step's number after two steps of two workers."""
     tokens, targets = check_batch(oracles.TINY, 4, oracles.TINY.context, 0)
     model = GPT(oracles.TINY, oracles.random_parameters(oracles.TINY), dtype=np.float64)
     optimizer = AdamW(oracles.TINY, TrainConfig(), np.float64)
@@ -295,7 +295,7 @@ def trained():
 @pytest.mark.parametrize("fails", FAILS)
 @pytest.mark.parametrize("name", ["embed_backward", "linear_forward", "attention_backward", "adamw_step"])
 def test_in_a_notebook_the_whole_step_is_taken_again(monkeypatch, capsys, name, fails):
-    """The same bits as without the function that failed; what the other functions did is undone as well."""
+    """Check for the same bits as without the failed function: the work of the other functions is undone too."""
     change, said = FAILS[fails]
     with pytest.raises((ZeroDivisionError, NanoEulerError, TypeError, ValueError)):
         with ops.use(**{name: late(ops.FUNCTIONS[name], change)}):
@@ -310,7 +310,7 @@ def test_in_a_notebook_the_whole_step_is_taken_again(monkeypatch, capsys, name, 
 
 
 def test_the_embedding_keeps_rows_and_positions():
-    """As its docstring has the shapes; and a reader may return lists where arrays are meant."""
+    """Check the shapes of its docstring, and that a reader may return lists instead of arrays."""
 
     def backward(dx, saved):
         assert dx.shape[:2] == saved[0].shape == (2, 5)

@@ -1,10 +1,10 @@
-"""Hostile files: each is given to the commands that would read it, with all streams and with one of them closed.
+"""Give damaged files to the commands that read them, with all streams and with some of them closed.
 
     python tests/release/hostile.py               1,000 files, 2,000 commands, some minutes
     python tests/release/hostile.py --files 80
 
-A command may do its work or refuse in one printable line with exit code 2. Anything else is a failure: a traceback, a
-signal, more than one line, more than 20 seconds of processor, more than 4 GB, another file changed. Prints a line for
+A command may work, or refuse in one printable line with exit code 2. Everything else is a failure: a traceback, a
+signal, more than one line, more than 20 seconds of processor time, more than 4 GB, a changed file. Prints a line for
 each kind of file.
 
 One process imports the library once and forks a child for each command.
@@ -52,7 +52,7 @@ SECONDS, BYTES = 20, 4 << 30
 
 
 def make(base: Path) -> None:
-    """A run, a fine-tuned one, and the files that they learnt from."""
+    """Make a run, a fine-tuned run, and the files that they were trained on."""
     (base / "text.txt").write_text(run_text())
     talk = [{"instruction": f"{a}{b}", "output": b} for a in "abcdefgh" for b in "uvwxyz"]
     (base / "talk.jsonl").write_text("\n".join(map(json.dumps, talk)))
@@ -63,11 +63,11 @@ def make(base: Path) -> None:
         assert cli.main(["sft", *data, "--valid-fraction", "0.3", *SETTINGS]) == 0
 
 
-# Kinds of files: each function spoils one in `here`, a copy of the base, and returns commands that read it.
+# Kinds of files: each function damages one in `here`, a copy of the base, and returns commands that read it.
 
 
 def forged_info(here, rng):
-    """A checkpoint whose description was changed, and its digests made right again."""
+    """Change a checkpoint's description, and update its digests."""
     run = here / rng.choice(["run", "tuned"])
     folder = checkpoint.find(run)
     info = json.loads((folder / "checkpoint.json").read_text())["info"]
@@ -80,18 +80,18 @@ def forged_info(here, rng):
 
 
 def forged_head(here, rng):
-    """The same, anywhere in checkpoint.json."""
+    """Change any part of checkpoint.json, and update the digests."""
     run = here / rng.choice(["run", "tuned"])
     folder = checkpoint.find(run)
     head = spoil_json(json.loads((folder / "checkpoint.json").read_text()), rng)
     (folder / "checkpoint.json").write_text(json.dumps(head))
-    with contextlib.suppress(Exception):  # it may have no digests any more
+    with contextlib.suppress(Exception):  # the digests may be lost
         seal(folder, **({"sha256": head["sha256"]} if rng.random() < 0.3 else {}))
     return of_run(run)
 
 
 def spoilt_checkpoint(here, rng):
-    """Any file of a checkpoint, its bytes changed; in half of the cases the digests are made right again."""
+    """Change the bytes of any file of a checkpoint; in half of the cases, update the digests."""
     run = here / rng.choice(["run", "tuned"])
     folder = checkpoint.find(run)
     file = folder / rng.choice(sorted(f.name for f in folder.iterdir()))
@@ -105,7 +105,7 @@ def spoilt_checkpoint(here, rng):
 
 def spoilt_log(here, rng):
     run = here / "run"
-    shutil.rmtree(checkpoint.find(run))  # so that there is something to go on with
+    shutil.rmtree(checkpoint.find(run))  # so that steps are left to resume
     file = run / rng.choice(["log.jsonl", "log.jsonl", "run.json"])
     if rng.random() < 0.5:
         file.write_bytes(spoil_bytes(file.read_bytes(), rng))
@@ -163,7 +163,7 @@ KINDS = forged_info, forged_head, spoilt_checkpoint, spoilt_log, spoilt_text, sp
 
 
 def of_run(run):
-    """Commands that read a run; resuming is bounded, whatever number of steps the file now names."""
+    """Return commands that read a run; resuming is bounded, whatever number of steps the file now contains."""
     more = ["--steps", "6", "--quiet"]
     speak = ["--tokens", "3", "--run", run]
     return [["info", "--run", run], ["generate", "a", *speak], ["chat", *speak],
@@ -171,7 +171,7 @@ def of_run(run):
 
 
 def outcome(words, closed, folder: Path) -> str:
-    """What becomes of a command in a child of its own: "works", "refused", or what is wrong with its end."""
+    """Run a command in a child process; return "works", "refused", or a description of its wrong end."""
     (folder / "stdin").write_text("hi\n")
     if (child := os.fork()) == 0:
         code = 99

@@ -1,13 +1,13 @@
-"""Kills: the commands that write files, killed at every file event and at random moments, then started again.
+"""Kill the commands that write files at every file event and at random moments, then start them again.
 
     python tests/release/kills.py            every event of every command, and random moments: some hundred kills
     python tests/release/kills.py --every 12 --random 4
 
-Afterwards the files must be those of a command that nobody killed, bit for bit (times in a log apart), and nothing else
-may lie beside them. Prints a line for each command; the exit code is 1 when something differs.
+Afterwards the files must be bitwise those of a command that was not killed (except times in a log), and the folder must
+contain nothing else. Prints a line for each command; the exit code is 1 if something differs.
 
-One process imports the library once and forks a child for each attempt. File events are what Python's audit hooks tell:
-files opened for writing, made, renamed and removed below the folder of the attempt.
+One process imports the library once and forks a child for each attempt. File events come from Python's audit hooks:
+files opened for writing, created, renamed or removed below the folder of the attempt.
 """
 
 import argparse
@@ -44,18 +44,18 @@ EVENTS |= {"shutil.rmtree", "shutil.copymode"}
 
 @dataclass
 class Job:
-    """A command that writes into a folder: how it is begun, how it goes on, and how its files are compared.
+    """A command that writes into a folder: how to start it, how to resume it, and how to compare its files.
 
-    start: a folder that is there before, if any.
+    start: a folder that exists before, if any.
     """
 
     begin: list[str]
-    go_on: list[str] | None  # None: it is begun again
+    go_on: list[str] | None  # None: it is started again
     same: Callable[[Path, Path], None]
     start: Path | None = None
 
     def words(self, folder: Path) -> list[str] | None:
-        """The command to give now; None when all is done."""
+        """Return the next command, or None if all is done."""
         out = folder / "out"
         if self.start is not None and not out.exists():
             shutil.copytree(self.start, out)
@@ -65,7 +65,7 @@ class Job:
 
 
 def jobs(base: Path) -> dict[str, Job]:
-    """The commands, on small files in the folder base."""
+    """Return the commands, on small files in the folder base."""
     (base / "text.txt").write_text(run_text())
     talk = [{"instruction": f"{a}{b}", "output": b} for a in "abcdefgh" for b in "uvwxyz"]
     (base / "talk.jsonl").write_text("\n".join(map(json.dumps, talk)))
@@ -79,7 +79,7 @@ def jobs(base: Path) -> dict[str, Job]:
     (base / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     prefer = ["--base", taught, "--data", str(base / "pairs.jsonl"), "--valid-fraction", "0.3", *SETTINGS]
 
-    start = base / "start"  # a finished run with a single checkpoint, which will be written anew
+    start = base / "start"  # a finished run with a single checkpoint, which will be overwritten
     settings = " ".join(SETTINGS).replace("--steps 12", "--steps 3").split()
     assert cli.main(["train", "--data", text, "--run", str(start), *SHAPE, *settings]) == 0
     shutil.rmtree(start / "checkpoints" / "step-000000")
@@ -95,7 +95,7 @@ def jobs(base: Path) -> dict[str, Job]:
         assert_same_run(a / "out", b / "out")
 
     def same_files(a, b):
-        """The output is a file, or a folder of files."""
+        """Compare outputs that are a file or a folder of files."""
         assert names(a) == names(b)
         for file in (file for file in a.rglob("*") if file.is_file()):
             assert file.read_bytes() == (b / file.relative_to(a)).read_bytes()
@@ -116,9 +116,9 @@ def jobs(base: Path) -> dict[str, Job]:
 
 
 def attempt(job: Job, folder: Path, event: int | None = None, after: float | None = None) -> tuple[int, int]:
-    """Run the command in a child that is killed at its file event of this number, or after so many seconds.
+    """Run the command in a child that is killed at its file event with this number, or after this many seconds.
 
-    Returns the child's status, as os.waitpid has it, and how many events it saw (0 if it was killed).
+    Returns the child's status from os.waitpid, and its number of file events (0 if it was killed).
     """
     words = job.words(folder)
     if words is None:
@@ -144,7 +144,7 @@ def attempt(job: Job, folder: Path, event: int | None = None, after: float | Non
 
 
 def _watched(folder, event):
-    """Count the file events below a folder from now on, and kill this process as one of them is about to happen."""
+    """Count the file events below a folder from now on, and kill this process just before one of them."""
     seen, below = [0], f"{folder}/"
 
     def hook(name, arguments):
@@ -153,7 +153,7 @@ def _watched(folder, event):
             counts = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         else:
             path, counts = (arguments or ("",))[0], name in EVENTS
-        in_folder = name in ("os.remove", "os.rmdir") and arguments[1] >= 0  # of an open folder: by shutil.rmtree
+        in_folder = name in ("os.remove", "os.rmdir") and arguments[1] >= 0  # inside an open folder, by shutil.rmtree
         if counts and isinstance(path, (str, os.PathLike)) and (in_folder or f"{path}/".startswith(below)):
             seen[0] += 1
             if seen[0] == event:
@@ -168,7 +168,7 @@ def names(folder: Path) -> list[str]:
 
 
 def check(name: str, job: Job, base: Path, every: int, moments: int, rng: random.Random) -> tuple[int, list[str]]:
-    """Kill one command in all these ways. Returns how often, and a line for each folder that came out wrong."""
+    """Kill one command in all these ways; return the number of kills, and a line for each folder with wrong files."""
     (whole := base / name / "whole").mkdir(parents=True)
     began = time.perf_counter()
     status, events = attempt(job, whole)
@@ -180,15 +180,15 @@ def check(name: str, job: Job, base: Path, every: int, moments: int, rng: random
         (folder := base / name / str(number)).mkdir()
         options = {"event": when} if way == "event" else {"after": when}
         try:
-            for _ in range(2 if way == "moment" else 1):  # the second time while it goes on
+            for _ in range(2 if way == "moment" else 1):  # the second time while it resumes
                 status, _ = attempt(job, folder, **options)
                 assert status in (0, signal.SIGKILL), f"status {status}: {(folder.parent / 'stderr').read_text()}"
                 killed += status == signal.SIGKILL
                 for step in checkpoint.folders(folder / "out"):
-                    checkpoint.load(step, training=True)  # none of them is half a checkpoint
+                    checkpoint.load(step, training=True)  # every checkpoint must be complete
                 options = {"after": rng.uniform(0, length)}
             status, _ = attempt(job, folder)
-            assert status == 0, f"does not go on: {(folder.parent / 'stderr').read_text()}"
+            assert status == 0, f"does not resume: {(folder.parent / 'stderr').read_text()}"
             job.same(whole, folder)
             assert names(folder) == names(whole), f"left over: {set(names(folder)) ^ set(names(whole))}"
         except (AssertionError, ValueError) as error:  # ValueError: NanoEulerError
@@ -200,9 +200,9 @@ def check(name: str, job: Job, base: Path, every: int, moments: int, rng: random
 
 
 def main() -> int:
-    # tqdm's own lock is a semaphore that all children share: one killed while it holds it would stop those after it.
+    # tqdm's lock is a semaphore that all children share: a child killed while it holds the lock would stop later ones.
     tqdm.set_lock(threading.RLock())
-    tqdm.monitor_interval = 0  # nor may a thread of this process hold the lock when a child is forked
+    tqdm.monitor_interval = 0  # no thread of this process may hold the lock when a child is forked
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--every", type=int, default=1, help="kill at every n-th file event (default 1)")
     options.add_argument("--random", type=int, default=25, help="random moments for each command (default 25)")

@@ -1,4 +1,4 @@
-"""From a text to batches and rows: every number of small cases written out."""
+"""Test the way from a text to batches and rows on small cases, with all numbers written out."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ from nanoeuler_lib.text import data
 from nanoeuler_lib.text.data import SEPARATOR
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer, count_words
 
-# `check_targets`, `check_validation_rows` and `check_split` of oracles.py, which test_mutations.py runs, say more.
+# test_mutations.py runs further checks: `check_targets`, `check_validation_rows` and `check_split` of oracles.py.
 
 
 def cut(count, starts):
@@ -29,10 +29,10 @@ def cut(count, starts):
         (numbered(7), 3, [[0, 1, 2], [3, 4, 5]], [[1, 2, 3], [4, 5, 6]]),
         (numbered(8), 3, [[0, 1, 2], [3, 4, 5], [6, 0, 0]], [[1, 2, 3], [4, 5, 6], [7, -1, -1]]),
         (numbered(2), 3, [[0, 0, 0]], [[1, -1, -1]]),
-        (numbered(8, [0, 3]), 4, [[0, 1, 2, 0], [3, 4, 5, 6]], [[1, 2, 3, -1], [4, 5, 6, 7]]),  # with its closing end
+        (numbered(8, [0, 3]), 4, [[0, 1, 2, 0], [3, 4, 5, 6]], [[1, 2, 3, -1], [4, 5, 6, 7]]),  # with the closing end
         (numbered(9, [0, 3]), 4, [[0, 1, 2, 0], [3, 4, 5, 6]], [[1, 2, 3, -1], [4, 5, 6, 7]]),  # the rest is left out
         (numbered(8, [0, 3]), 5, [[0, 1, 2, 0, 0], [3, 4, 5, 6, 0]], [[1, 2, 3, -1, -1], [4, 5, 6, 7, -1]]),
-        (numbered(5, [0, 4]), 3, [[0, 1, 2], [3, 0, 0]], [[1, 2, 3], [4, -1, -1]]),  # none fits: windows
+        (numbered(5, [0, 4]), 3, [[0, 1, 2], [3, 0, 0]], [[1, 2, 3], [4, -1, -1]]),  # no document fits: windows
     ],
 )
 def test_validation_rows(tokens, time, inputs, targets):
@@ -41,14 +41,14 @@ def test_validation_rows(tokens, time, inputs, targets):
 
 
 def test_longer_documents_go_on_in_further_rows():
-    """One of 8 tokens takes a row of 3 and 2 to predict three times; the last row ends with the text."""
+    """Check that a document of 8 tokens takes three rows of 3 plus 2 to predict; the last row ends with the text."""
     tokens = cut(23, [0, 3, 11, 14, 17, 20])
     assert data.row_starts(tokens, 3, 2).tolist() == [0, 3, 6, 9, 11, 14, 17, 18]
     assert data.row_starts(replace(tokens, cut=False), 3, 2).tolist() == [0, 3, 11, 14, 17]
     assert data.row_starts(cut(23, [0, 3, 6, 10, 13, 16, 19]), 3, 2).tolist() == [0, 3, 6, 10, 13, 16], "4 fit"
     inputs, targets = data.batch(tokens, np.random.default_rng(0), 60, 3, 2)
     assert set(inputs[:, 0].tolist()) == {0, 3, 6, 9, 11, 14, 17, 18}
-    assert np.array_equal(targets, inputs[..., None] + [1, 2]), "the last of a piece see what follows"
+    assert np.array_equal(targets, inputs[..., None] + [1, 2]), "targets continue after the piece"
     inputs, targets = data.validation_rows(tokens, 3)
     assert inputs[1:4].tolist() == [[3, 4, 5], [6, 7, 8], [9, 10, 0]]
     assert targets[1:4].tolist() == [[4, 5, 6], [7, 8, 9], [10, 11, -1]]
@@ -71,7 +71,7 @@ def test_every_token_of_a_text_with_longer_documents_is_reached_and_scored_once(
 
 
 def test_a_batch_is_that_of_its_generator():
-    """A run goes on with the same batches: they are drawn from the generator given, a whole number for each row."""
+    """Check that a resumed run gets the same batches: each row takes one integer from the given generator."""
     starts = [0, 2, 5, 8, 11]
     for tokens, places in ((numbered(20), np.arange(16)), (numbered(20, starts), np.array(starts))):
         found, _ = data.batch(tokens, np.random.default_rng(7), 6, 3, 2)
@@ -97,7 +97,7 @@ def test_line_ends_within_a_document_stay(tmp_path, written, read):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 64])
 def test_a_bad_byte_is_told_where_it_stands_in_the_file(tmp_path, size):
-    """However the file is cut, within a character too."""
+    """Check this for any division of the file, also within a character."""
     for content, place, found in ((b"ab\xc3\xbc\xe2\x82x", 4, "e2"), (b"ab\xc3", 2, "c3"), (b"a\xff", 1, "ff")):
         (tmp_path / "text").write_bytes(content)
         with pytest.raises(NanoEulerError, match=f"must be UTF-8 text, got 0x{found} at byte {place}"):
@@ -113,7 +113,7 @@ NO_TEXT = {
     "empty": (b"", "must hold UTF-8 text, got 0 bytes without text"),
     "nul": (b"ab\0c\0", "must be UTF-8 text, got NUL at byte 2: is it a binary file?"),
     "first": (b"\x8f", "must be UTF-8 text, got 0x8f at byte 0"),
-    "behind the mark": (b"\xef\xbb\xbfabc\xfc", "must be UTF-8 text, got 0xfc at byte 6"),
+    "after the mark": (b"\xef\xbb\xbfabc\xfc", "must be UTF-8 text, got 0xfc at byte 6"),
     **{f"utf{n}": ("ab".encode(f"utf{n}"), f"must be UTF-8 text, got UTF-{n}: save it as UTF-8, or convert it with "
                    "iconv") for n in (16, 32)},
     "big": ("ab".encode("utf-16-be"), "must be UTF-8 text, got UTF-16 "
@@ -143,7 +143,7 @@ def test_what_is_no_text_is_told_in_one_line(tmp_path, name):
 
 @pytest.mark.parametrize("size", [1, 3, 1 << 24])
 def test_texts_in_any_form_are_the_same_documents(tmp_path, size):
-    """With the mark of Windows, packed under any name, as lines of JSON; several files follow one another."""
+    """Read texts with Windows' mark, compressed under any name, or as lines of JSON; several files are joined."""
     first, second = "Käthe\u2028went.\nHome.", "Jürgen \U0001f468 stayed."
     lines = "".join(json.dumps({"id": 1, "text": text}) + "\r\n" for text in (first, "", second))
     files = {
@@ -162,7 +162,7 @@ def test_texts_in_any_form_are_the_same_documents(tmp_path, size):
 
 @pytest.mark.parametrize("size", [24, 33, 40, 64, 90, 300])
 def test_words_are_those_of_the_whole_text_wherever_it_is_cut(tmp_path, size):
-    """With and without lines that separate documents, from Windows and not; and with the name within a line alone."""
+    """Test texts with and without separator lines, with both line ends, and with the separator's name inside a line."""
     line, end = "Don't  go, Käthe: 12 € \n\n\tor “stay”…  \n天 地\n", "<|endoftext|>"
     texts = [line * 9, f"{line}{end}\n{line} {end} x\n{end}", f"{line} {end} {line}", "<|endof text|> " * 9]
     texts += [text.replace("\n", "\r\n") for text in texts]
@@ -197,16 +197,16 @@ def test_rows_begin_at_documents_when_half_of_them_fit(lengths, time, begins):
 
 
 @pytest.mark.parametrize("text, with_end, ids, starts", [
-    ("abc", True, [256, 99], None), (f"{SEPARATOR}abc{SEPARATOR}", True, [256, 99], None),  # one has no beginnings
+    ("abc", True, [256, 99], None), (f"{SEPARATOR}abc{SEPARATOR}", True, [256, 99], None),  # one document has no starts
     ("abc", False, [256, 99], None), (f"{SEPARATOR}abc{SEPARATOR}", False, [256, 99], None),
     (f"{SEPARATOR[1:]}abc{SEPARATOR[:-1]}", True, [256, 99], None),  # the first and the last line of a file
     (f"a\n\n{SEPARATOR * 2}", False, [97, 10, 10], None), ("a>\n<|endoftext|", True, [*b"a>\n<|endoftext|"], None),
     (f"abc{SEPARATOR}d", True, [257, 256, 99, 257, 100, 257], [0, 3]),
-    (f"a{SEPARATOR}{SEPARATOR}b", True, [257, 97, 257, 98, 257], [0, 2]),  # an empty one is none
+    (f"a{SEPARATOR}{SEPARATOR}b", True, [257, 97, 257, 98, 257], [0, 2]),  # an empty document does not count
     (f"a{SEPARATOR}b", False, [*f"a{SEPARATOR}b".encode()], None),
 ])  # fmt: skip
 def test_the_tokens_of_a_text(text, with_end, ids, starts):
-    """As the tokenizer gives them, with the token for the end of text around documents where there is one."""
+    """Check the tokenizer's ids, with the token for the end of text around documents if the tokenizer has it."""
     tokenizer = Tokenizer([(97, 98)], (END_OF_TEXT,) if with_end else ())
     found = data.tokenize(text, tokenizer)
     assert found.ids.tolist() == ids and found.ids.dtype == tokenizer.encode("abc").dtype == np.uint16
@@ -225,7 +225,7 @@ def test_a_cut_falls_where_the_fraction_says(text, fraction, part, valid):
 
 
 def test_a_cut_within_a_separator_cuts_no_separator():
-    """Wherever the cut falls: whole documents on both sides, none lost."""
+    """Check for any cut that both sides have complete documents and that no document is lost."""
     text = SEPARATOR.join(["a" * 9, "b" * 20, "c" * 20])
     for per_cent in range(1, 100, 2):
         assert SEPARATOR.join(data.split_text(text, per_cent / 100)) == text

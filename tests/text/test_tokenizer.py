@@ -1,4 +1,4 @@
-"""The tokenizer against the plain byte-pair encoding of chapter 01, `regex`, and GPT-2's own ids."""
+"""Test the tokenizer against the plain byte-pair encoding of chapter 01, `regex`, and GPT-2's own ids."""
 
 import json
 import os
@@ -27,7 +27,7 @@ GPT2_PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|
 DATA = Path(os.environ.get("NANOEULER_DATA", "/nowhere"))
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="NANOEULER_DATA is not set")
 
-# Text that visits every branch of the pattern: all kinds of space, letters, numbers, marks, contractions.
+# Text for every branch of the pattern: all kinds of spaces, letters, numbers, marks and contractions.
 SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2000\u200a\u2028\u2029\u202f\u205f\u3000"
 TRICKY = SPACES + "   \n\n''stmdlrve_aAbß漢字é0٣²½Ⅳ.,!—\x00\x1c\x1d\x1e\x1f\u200b\u0301🙂𝐀𐄇\udc80\udcff"
 tricky_text = st.text(st.sampled_from(TRICKY), max_size=40) | st.text(max_size=40)
@@ -38,7 +38,7 @@ small_text = st.text(st.sampled_from("aaab  b\ncß."), max_size=60)
 
 
 def test_plain_encoding_by_hand():
-    """Gage's example: aa, then aaa (a tie that the greater first token wins), then aaab."""
+    """Merge Gage's example: aa, then aaa (the tie goes to the greater first token), then aaab."""
     merges = bpe.train("aaabdaaabac", 259)
     assert merges == [(97, 97), (256, 97), (257, 98)]
     assert bpe.encode("aaabdaaabac", merges) == [258, 100, 258, 97, 99]
@@ -49,12 +49,12 @@ def test_plain_encoding_by_hand():
 
 
 def encodable(text):
-    """Without the halves of surrogate pairs that UTF-8 cannot write (those of surrogateescape it can)."""
+    """Return the text without halves of surrogate pairs, except those of surrogateescape, which UTF-8 can write."""
     return "".join(c for c in text if not "\ud800" <= c <= "\udfff" or "\udc80" <= c <= "\udcff")
 
 
 def known(text):
-    """Without the code points that this Python's Unicode tables do not have yet."""
+    """Return the text without code points that this Python's Unicode tables do not have yet."""
     return "".join(c for c in encodable(text) if unicodedata.category(c) != "Cn")
 
 
@@ -73,8 +73,8 @@ def test_words_are_those_of_the_pattern():
 
 
 def test_every_code_point_is_in_its_class():
-    """Code points are letters, numbers, spaces or neither as they are for `regex`, which has newer Unicode tables:
-    the two differ in some of the code points that Python's do not have yet, and in no other."""
+    """Compare the classes of code points with `regex`, which has newer Unicode tables: the two may differ only in code
+    points that Python's tables do not have yet."""
     regex = pytest.importorskip("regex", reason="regex is not installed: make oracle")
     points = [chr(point) for point in range(sys.maxunicode + 1)]
     assigned = [c for c in points if unicodedata.category(c) not in ("Cn", "Cs")]
@@ -126,9 +126,9 @@ def test_training_finds_the_reference_merges():
 @pytest.mark.parametrize(
     "text, size, special, learnt",
     [
-        ("ab ab", 300, [END_OF_TEXT], ["ab", " ab"]),  # no more than the text has
+        ("ab ab", 300, [END_OF_TEXT], ["ab", " ab"]),  # no more merges than the text has
         ("", 300, [END_OF_TEXT], []),
-        (f"ab{END_OF_TEXT}ab<|x|>" * 20, 400, [END_OF_TEXT, "<|x|>"], ["ab"]),  # none from special tokens
+        (f"ab{END_OF_TEXT}ab<|x|>" * 20, 400, [END_OF_TEXT, "<|x|>"], ["ab"]),  # no merges from special tokens
     ],
 )
 def test_what_is_learnt(text, size, special, learnt):
@@ -157,7 +157,7 @@ def test_files_texts_and_processes_train_the_same(tmp_path, monkeypatch):
 @settings(max_examples=120)
 @given(small_text | tricky_text, small_text | tricky_text, st.integers(0, 30))
 def test_encoding_is_plain_encoding(learnt, text, number):
-    """Also with merges that were learnt across the borders of words, which encoding must not cross."""
+    """Test also merges that were learnt across word borders, which encoding must not cross."""
     learnt, text = encodable(learnt), encodable(text)
     glued = bpe.train_bpe([learnt.encode("utf-8", "surrogateescape")], number)
     for merges in (find_merges(count_words(learnt), number), glued):
@@ -165,7 +165,7 @@ def test_encoding_is_plain_encoding(learnt, text, number):
         tokenizer = Tokenizer(merges)
         assert tokenizer.encode(text).tolist() == expected
         assert tokenizer.decode(expected) == bpe.decode(expected, merges)
-        with pytest.MonkeyPatch.context() as patch:  # again where blocks, caches and the sweep are met
+        with pytest.MonkeyPatch.context() as patch:  # again with small blocks and caches, and with the sweep
             for name, value in {"_BLOCK": 3, "_CACHED": 2, "_LONG": 4}.items():
                 patch.setattr(module, name, value)
             assert Tokenizer(merges).encode(text).tolist() == expected
@@ -185,7 +185,7 @@ def test_every_byte_string_round_trips(data):
     assert tokenizer.decode_bytes(ids) == data
     assert tokenizer.decode(ids) == data.decode("utf-8", "replace")
     assert tokenizer.token_lengths[ids].sum() == len(data)
-    ids[...] = 99  # a new array
+    ids[...] = 99  # the caller may change this array
     assert tokenizer.decode_bytes(tokenizer.encode_bytes(data)) == data
 
 
@@ -199,7 +199,7 @@ def test_ids_have_the_least_type(every_pair):
 
 
 def test_tokens_beyond_the_surrogates_are_found_in_long_words(every_pair, monkeypatch):
-    """The sweep writes tokens as characters, also where the ids are those of half surrogate pairs."""
+    """Check the sweep, which writes tokens as characters, for ids that are halves of surrogate pairs."""
     monkeypatch.setattr(module, "_LONG", 3)
     word = bytes([0xDC, 0xFF] * 3)  # the pair has the id 0xDDFF
     assert Tokenizer(every_pair.merges).encode_bytes(word).tolist() == [256 + 0xDC * 256 + 0xFF] * 3
@@ -208,7 +208,7 @@ def test_tokens_beyond_the_surrogates_are_found_in_long_words(every_pair, monkey
 @pytest.mark.parametrize("character", ["a", "_", "\n", " ", "ß", "漢", "7", "—"])
 def test_time_is_linear_in_the_length_of_a_run(character):
     text = ("x" + character * 60_000) * 2
-    start = time.process_time()  # of this process alone, however busy the machine is
+    start = time.process_time()  # counts only this process, on a busy machine too
     tokenizer = Tokenizer.train(text + " " + text[:1000], 270)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert time.process_time() - start < 10  # linear: 0.1; a quadratic step would take minutes
@@ -238,7 +238,7 @@ SPECIAL = Tokenizer([(97, 97), (32, 32)], [END_OF_TEXT, "<|x|>", "<|x|>y"])  # 2
         (f"a{END_OF_TEXT}b<|x|>y", {END_OF_TEXT}, [97, 258, 98, "<|x|>y"]),
         (f"a{END_OF_TEXT}b<|x|>y", ["<|x|>"], [97, END_OF_TEXT, 98, 259, "y"]),
         (END_OF_TEXT * 2, "all", [258, 258]),
-        (f"aa  {END_OF_TEXT}  aa", "all", ["aa  ", 258, "  aa"]),  # what stands beside it is encoded as alone
+        (f"aa  {END_OF_TEXT}  aa", "all", ["aa  ", 258, "  aa"]),  # the text around it is encoded separately
         (f"\n \n{END_OF_TEXT} a", "all", ["\n \n", 258, " a"]),
         (f"{END_OF_TEXT}  ", "all", [258, "  "]),
     ],
@@ -279,7 +279,7 @@ def test_parts_of_a_file_are_encoded_as_the_whole(parts, processes):
             assert found.tolist() == tokenizer.encode_bytes(data, allowed).tolist()
 
 
-@pytest.mark.parametrize("platform", [sys.platform, "darwin"])  # fork where there is fork; spawn
+@pytest.mark.parametrize("platform", [sys.platform, "darwin"])  # fork where it exists, and spawn
 def test_processes_encode_the_same(platform, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(module, "_TASK", 5000)
@@ -303,7 +303,7 @@ def test_a_copy_is_the_same(way, tmp_path):
         copy = Tokenizer.load(tmp_path / "t.json")
         copy.save(tmp_path / "again.json")
         assert (tmp_path / "again.json").read_bytes() == (tmp_path / "t.json").read_bytes()
-        assert len(list(tmp_path.iterdir())) == 2  # nothing temporary stays
+        assert len(list(tmp_path.iterdir())) == 2  # no temporary file stays
     else:
         copy = pickle.loads(pickle.dumps(tokenizer))
     for name in ("token_bytes", "merges", "special_tokens"):
@@ -338,7 +338,7 @@ BAD_FILES = [
 
 
 def written(path, changes):
-    """A file of these bytes, or of a good tokenizer with these changes, or with these merges."""
+    """Write a file of these bytes, or a valid tokenizer with these changes or these merges; return its path."""
     content = {"format": "nanoeuler-bpe", "version": 1, "vocab_size": 259, "special_tokens": [END_OF_TEXT]}
     content |= {"byte_order": list(range(256)), "merges": [[97, 98], [256, 99]]}
     if not isinstance(changes, bytes):
@@ -370,7 +370,7 @@ def test_missing_and_oversized_files_are_told(tmp_path, monkeypatch):
 @settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=8))
 def test_only_merges_that_encoding_can_make_are_taken(draws):
-    """Every merge of an accepted vocabulary encodes its own text to itself; every refused one would not."""
+    """Check that merges of an accepted vocabulary encode their own text to themselves, and that refused ones do not."""
     ids = [97, 98, *range(256, 264)]
     merges, token = [], {byte: [byte] for byte in range(256)}
     for a, b in ((ids[i], ids[j]) for i, j in draws):
@@ -419,7 +419,7 @@ def test_bad_arguments_are_told_in_one_line(function, arguments, expected):
 
 
 def gpt2_alphabet():
-    """How GPT-2's files write each byte."""
+    """Return the character with which GPT-2's files write each byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     alphabet = {byte: chr(byte) for byte in printable}
     for byte in range(256):

@@ -1,4 +1,4 @@
-"""Fine-tuning's examples: what is said of them in whole lines, and what is read from files."""
+"""Test the examples of fine-tuning: messages about them, their rows, and reading them from files."""
 
 import json
 import lzma
@@ -33,7 +33,7 @@ def found(info=None, context=20):
 
 
 def test_what_a_set_of_examples_says_of_itself():
-    made = datasets.SFTDataset(iter([FITS, [("c", "dd")]]), iter(HELD), found())  # what is read from it is kept
+    made = datasets.SFTDataset(iter([FITS, [("c", "dd")]]), iter(HELD), found())  # iterators are kept
     assert (made.warnings, made.tokens, made.row_tokens) == ([], 6 + 7, 6.5)
     assert list(made.sizes.items()) == [("train_examples", 2), ("valid_examples", 8)]
     assert (made.source, made.template, made.prompt) == ("examples", "plain", "0")
@@ -47,7 +47,7 @@ def test_what_a_set_of_examples_says_of_itself():
     ]
     for warning, start in zip(made.warnings, said, strict=True):
         assert warning.startswith(start)
-    for held_out, count in (([*HELD[:3], *[LONG] * 3], 3), ([*HELD, *[LONG] * 90], 8)):  # half, or eight, are enough
+    for held_out, count in (([*HELD[:3], *[LONG] * 3], 3), ([*HELD, *[LONG] * 90], 8)):  # half, or eight, suffice
         assert datasets.SFTDataset([FITS], held_out, found()).sizes["valid_examples"] == count
 
 
@@ -72,7 +72,7 @@ def test_the_tokens_of_an_example():
         found = text_examples.encode([("ab", "c"), ("d", "")], TOKENIZER, most)
         assert found.ids.tolist() == encoded.ids[:kept].tolist()
     behind = text_examples.encode([("ab", "c"), ("d" * 9, ""), ("e", "")], TOKENIZER, 12)
-    assert behind.ids.size == 6, "no turn stands behind one that was left out"
+    assert behind.ids.size == 6, "no turn may follow a turn that was left out"
 
 
 TALK = [("a", "b"), ("c", "d"), ("e", "f" * 40), ("g", "h"), ("i", "j")]  # turns of 5, 5, 44, 5 and 5 tokens
@@ -82,7 +82,7 @@ def test_later_turns_go_into_windows_or_the_last_alone_counts():
     turns = lambda found: [TOKENIZER.decode(e.ids[e.counted & (e.ids < 256)]) for e in found]
     encode_all = text_examples.encode_all
     assert turns([text_examples.encode(TALK, TOKENIZER, 11)]) == ["bd"]
-    assert turns(encode_all(TALK, TOKENIZER, 11, "windows")) == ["bd", "hj"], "one that fits nowhere is left out"
+    assert turns(encode_all(TALK, TOKENIZER, 11, "windows")) == ["bd", "hj"], "a turn that never fits must be left out"
     assert turns(encode_all(TALK, TOKENIZER, 6, "windows")) == ["b", "d", "h", "j"]
     assert turns(encode_all(TALK, TOKENIZER, 200, "windows")) == ["bd" + "f" * 40 + "hj"]
     assert [e.ids[0] for e in encode_all(TALK, TOKENIZER, 6, "windows")] == [257] * 4
@@ -97,7 +97,7 @@ def test_later_turns_go_into_windows_or_the_last_alone_counts():
     ("last", 9, 1, ""),
 ])  # fmt: skip
 def test_the_share_of_reply_tokens_that_is_learnt_from_is_told(turns, count, share, left):
-    """No reply is lost in silence; absent, as an older run has it, the first turns that fit are taken."""
+    """Check that lost replies are reported; without `turns`, as in an older run, the first turns that fit are kept."""
     made = datasets.SFTDataset([TALK], HELD, found({"turns": turns} if turns else {}, context=10))
     assert len(made.part) == count - 8 and made.reach == pytest.approx(share)
     assert any(w.startswith(left) for w in made.warnings if "left out" in w) == bool(left)
@@ -123,7 +123,7 @@ def test_rows_of_examples_are_written_out():
 
 
 def test_a_batch_is_a_run_of_neighbours_by_length():
-    """Stable in the order given, begun where seed and step say, going on at the other end."""
+    """Check that equal lengths keep their order, and that a batch starts by seed and step and wraps around."""
     learnt = [[("a", "b" * n)] for n in (3, 1, 2, 1)]
     made = datasets.SFTDataset(learnt, HELD, found())
     assert made.order.tolist() == [1, 3, 2, 0]
@@ -139,7 +139,7 @@ def test_a_batch_is_a_run_of_neighbours_by_length():
 
 
 def test_a_vocabulary_is_widened_to_a_multiple():
-    """8 for the GPU's kernels, none for the CPU; tokens beyond the tokenizer's are no part of any text."""
+    """Widen to a multiple of 8 for the GPU's kernels, and not on the CPU; the additional tokens occur in no text."""
     base = GPT(changed(CONFIG, vocab_size=258), seed=2), Tokenizer([(97, 98)], (END_OF_TEXT,))
     for multiple, size in ((1, 260), (4, 260), (8, 264), (261, 261), (130, 260)):
         wide, tokenizer = sft.extend(*base, multiple=multiple)
@@ -230,7 +230,7 @@ def test_conversations_and_their_forms(tmp_path):
 
 FORMS = {
     "messages": {"messages": [("user", "a"), ("assistant", "b")]},
-    "a system turn begins the first": {"messages": [("system", "s"), ("user", "a"), ("assistant", "b")]},
+    "a system turn comes first": {"messages": [("system", "s"), ("user", "a"), ("assistant", "b")]},
     "ShareGPT": {"conversations": [("human", "a"), ("gpt", "b")]},
     "a list": [("user", "a"), ("assistant", "b")],
     "parts": {"messages": [("user", [{"type": "text", "text": "a"}]), ("assistant", "b")]},
@@ -258,7 +258,7 @@ def test_dialogues_as_others_write_them(tmp_path, name, as_array):
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.xz"])
 def test_a_file_larger_than_memory_is_refused(tmp_path, name):
-    text, file = lines(3).encode(), tmp_path / name  # a small .xz may hold terabytes: what is read is bounded
+    text, file = lines(3).encode(), tmp_path / name  # a small .xz may contain terabytes, so reading is bounded
     file.write_bytes(lzma.compress(text) if name.endswith("xz") else text)
     with patch.object(text_examples, "LARGEST", len(text)):
         assert len(text_examples.read_examples(file)[0]) == 3
@@ -287,7 +287,7 @@ def test_a_file_that_cannot_be_read(tmp_path, name):
 
 
 def test_stories_in_other_words(monkeypatch):
-    """The function that knows the wordings puts each question, with one generator for all; the rest is the same."""
+    """Check that the given function rewords each question, with one generator for all; all else stays the same."""
     plain, drawn = konigsberg_examples(12, 5), set()
 
     def reworded(story, question, random):

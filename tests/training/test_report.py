@@ -1,4 +1,4 @@
-"""The page and the figures of `nanoeuler report`: every line of a page, every number of the log where it belongs."""
+"""Test the page and the figures of `nanoeuler report`: all lines of a page, and all numbers of the log in place."""
 
 import json
 import math
@@ -102,7 +102,7 @@ def closed():
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Where a test reads the page alone, its figures are empty."""
+    """Make the figures empty, for tests that read only the page."""
     for name in ("draw_loss", "draw_layers"):
         monkeypatch.setattr(report, name, lambda *_: plt.figure(figsize=(1, 1)))
 
@@ -126,22 +126,22 @@ def test_a_whole_page(tmp_path):
     layers.assert_called_once_with(LOG)
     assert page == run / "report" / "report.md" and page.read_text("utf-8") == PAGE
     assert sorted(f.name for f in page.parent.iterdir()) == ["layers.png", "loss.png", "report.md"]
-    assert plt.get_fignums() == open_before, "figures that are written are closed"
+    assert plt.get_fignums() == open_before, "a figure must be closed after it is written"
     for _ in range(2):
         page = report.report(str(run), str(tmp_path / "a" / "b"))
         assert page == tmp_path / "a" / "b" / "report.md" and page.read_text("utf-8") == PAGE
 
 
 def test_a_page_of_a_run_that_has_little_to_say(tmp_path, undrawn):
-    """No validation, no floor, no sample, no seconds: no heading of what is not there."""
+    """Omit the headings of missing parts: validation, floor, samples and seconds."""
     head = {"model": {}, "train": {"steps": 5}, "data": {}}
     log = [{"step": 5, "loss": 4.0, "rate": 0.1, "norm": 1.2345, "tokens_per_second": 7}]
     short = report.report(run_of(tmp_path, head, log)).read_text("utf-8")
     assert "| data | None,  to train on |" in short and "| gradient norm | median 1.23 |" in short
     assert "## Warnings\n\nNone.\n\n## Settings\n" in short
-    head["data"]["floor_bits_per_byte"] = 0.5  # without a validation nothing is above it
+    head["data"]["floor_bits_per_byte"] = 0.5  # without a validation, nothing is compared with the floor
     assert report.report(run_of(tmp_path, head, log)).read_text("utf-8") == short
-    for floor, known in (("low", False), (1, True)):  # edited: nobody knows it
+    for floor, known in (("low", False), (1, True)):  # an edited file: the floor is unknown
         head["data"]["floor_bits_per_byte"] = floor
         page = report.report(run_of(tmp_path, head, [*log, {"step": 5, "valid_bits_per_byte": 2}])).read_text("utf-8")
         assert ("above the floor" in page) == known and "\n| 5 | 2.0000 |" in page
@@ -218,7 +218,7 @@ def test_a_run_without_validation_and_one_that_needs_no_bits():
     _, lower = report.draw_loss(log_of(3, ()), 0.5).axes
     assert len(lower.lines) == 1 and lower.get_legend() is not None
     _, lower = report.draw_loss(log_of(3, ((0, 1.0), (3, 0.0)))).axes
-    assert lower.get_yscale() == "linear"  # no logarithm of 0
+    assert lower.get_yscale() == "linear"  # 0 has no logarithm
 
 
 def test_layers_by_step():
@@ -237,7 +237,7 @@ def test_layers_by_step():
             shown = [entry["groups"][name][part] or math.nan for entry in entries]
             assert data(line)[0] == [entry["step"] for entry in entries]
             assert np.array_equal(data(line)[1], shown, equal_nan=True)
-        assert len({line.get_marker() for line in axes.lines}) == 10, "lines can be told apart"
+        assert len({line.get_marker() for line in axes.lines}) == 10, "lines must be distinguishable"
     assert labels(lower) == names
     upper, lower = report.draw_layers([{"step": 1, "loss": 1.0}]).axes
     assert not upper.lines and lower.get_legend() is None and upper.get_yscale() == "linear"

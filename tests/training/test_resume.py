@@ -1,4 +1,4 @@
-"""Runs that stop and go on: whatever they learn from and however they end, they lose nothing and give the same bits."""
+"""Test runs that stop and resume: for any data and any kind of end, they lose nothing and give the same bits."""
 
 import json
 import math
@@ -33,7 +33,7 @@ from nanoeuler_lib.training import checkpoint, datasets, loop, preferences, rewa
 
 
 class Kind(NamedTuple):
-    """A kind of run: its dataset, what begins it in a folder, its data (to learn from, to measure on), other data."""
+    """A kind of run: its dataset, a function that starts it in a folder, its data (train, validation), other data."""
 
     dataset: type
     begin: Callable
@@ -54,7 +54,7 @@ DOCUMENTS = data.SEPARATOR.join(["the cat", "a hat", "her red mat " * 40, "the m
 
 
 def of_an_older_text(folder):
-    """Three texts, and no rule in the header by which a part of them is held out."""
+    """Return a kind with three texts and without a split rule in the header."""
     texts = [run_text()[:900], run_text()[900:], run_text()[::-1]]
     kind = of_text(folder, texts)
 
@@ -91,7 +91,7 @@ def of_pairs(folder):
 
 
 def of_questions(folder, kl=0.0):
-    """Each answer serves two steps; the run is stopped between the two."""
+    """Return a kind in which each answer serves two steps, so that a run can stop between them."""
     problems, held_out = ([konigsberg.route_problem(seed) for seed in part] for part in (range(20), range(20, 29)))
     config = RewardConfig(group=4, answer_tokens=8, updates=2, kl=kl, kl_by="k3")
     given = dict(base=test_rewards.base(), problems=problems, held_out=held_out, rewards=config, workers=2)
@@ -117,7 +117,7 @@ KINDS = {
 
 
 def stopped(kind, step):
-    """Raise Crash when the batch of this step (0, 1, ...) of a run of this kind is drawn."""
+    """Raise Crash when a run of this kind draws the batch of this step (0, 1, ...)."""
     original = kind.dataset.batch
 
     def batch(self, number, rows):
@@ -130,7 +130,7 @@ def stopped(kind, step):
 
 @pytest.mark.parametrize("name, step", [("a text", 1), *((name, 5) for name in KINDS)])
 def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path, name, step):
-    """After one step, with the first checkpoint alone, or after five; the log's last line may be cut short."""
+    """Stop after one step, with only the first checkpoint, or after five; the log's last line may be incomplete."""
     kind, whole, run = KINDS[name](tmp_path), tmp_path / "whole", tmp_path / "run"
     kind.begin(whole, quiet=True)
     with pytest.raises(Crash), stopped(kind, step):
@@ -160,7 +160,7 @@ def test_a_run_goes_on_with_its_own_data_only(tmp_path, name):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A finished run on a text, to be copied before it is changed."""
+    """Make a finished run on a text; a test copies it before changing it."""
     run = tmp_path_factory.mktemp("finished") / "run"
     train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     return run
@@ -187,7 +187,7 @@ def test_a_finished_run_goes_on_only_if_it_gets_more_steps(run):
 
 @pytest.mark.parametrize("steps", [9, 5])
 def test_another_number_of_steps(tmp_path, steps):
-    """From there on the rate is that of a run of so many steps; a kill after it is written down changes nothing."""
+    """Check that the rate continues as in a run with this many steps, and that a kill after the change does no harm."""
     run, parts = tmp_path / "run", tmp_path / "parts"
     with pytest.raises(Crash), stopped_at(4):
         begin(run)
@@ -223,7 +223,7 @@ def test_how_often_something_is_done_may_change_and_changes_no_weight(finished, 
     assert said == ["valid_every 3 -> 9", "sample_every 0 -> 5", "save_every 1 -> 3", "keep_every 1 -> 2"]
     assert json.loads((run / "run.json").read_text("utf-8"))["train"] == changed(RUN_CONFIG, **often).to_dict()
     kept = [checkpoint.step_of(folder) for folder in checkpoint.folders(run)]
-    assert kept == [0, 1, 2, 4, 6], "what was kept before stays"
+    assert kept == [0, 1, 2, 4, 6], "checkpoints that were kept before must stay"
 
 
 # Signals.
@@ -231,7 +231,7 @@ def test_how_often_something_is_done_may_change_and_changes_no_weight(finished, 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_saves_a_whole_step(finished, tmp_path, capfd, number):
-    """While the parameters move: that step is finished and saved, and the run goes on from it."""
+    """Send a signal during an update: the step is finished and saved, and the run resumes from it."""
     original, sent = AdamW.update, []
 
     def update(self, *arguments):
@@ -268,7 +268,7 @@ def test_a_second_signal_interrupts_at_once_and_handlers_come_back():
         assert stop == [signal.SIGTERM]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
-        for _ in range(3):  # a terminal and the shell in it both send it
+        for _ in range(3):  # a terminal and its shell both send the signal
             signal.raise_signal(signal.SIGHUP)
         assert stop[1:] == [signal.SIGHUP] * 3
     assert [signal.getsignal(number) for number in numbers] == before
@@ -278,7 +278,7 @@ def test_under_nohup_a_hangup_stays_ignored_and_another_thread_sets_no_handler()
     before, found = signal.signal(signal.SIGHUP, signal.SIG_IGN), []
 
     def elsewhere():
-        with loop._stop_between_steps() as stop:  # only in the main thread Python lets handlers be set
+        with loop._stop_between_steps() as stop:  # Python sets handlers only in the main thread
             found.append(stop)
 
     try:
@@ -297,12 +297,12 @@ def test_under_nohup_a_hangup_stays_ignored_and_another_thread_sets_no_handler()
 
 
 @pytest.mark.parametrize("slope, losses, said", [
-    (1e-3, [np.nan, 1], "got nan and"), (1e-3, [2, np.nan], "got 2 and"),  # of a later head
+    (1e-3, [np.nan, 1], "got nan and"), (1e-3, [2, np.nan], "got 2 and"),  # the loss of a later head
     (np.inf, [2, 1], "got 2 and inf"),
-    (1e30, [2, 1], "got 2 and inf"),  # 1e60 is no float32
+    (1e30, [2, 1], "got 2 and inf"),  # 1e60 exceeds float32
 ])  # fmt: skip
 def test_a_step_that_is_not_finite_is_not_taken(tmp_path, slope, losses, said):
-    """Nothing moves, the run stops, and it goes on from its checkpoint."""
+    """Check that nothing changes, the run stops, and it can be resumed from its checkpoint."""
     original, run, kept = Step.gradient, tmp_path / "run", []
 
     def gradient(self, *batch):
@@ -328,7 +328,7 @@ def test_a_step_that_is_not_finite_is_not_taken(tmp_path, slope, losses, said):
 
 @pytest.mark.parametrize("number", [1, 3, 6, 9])
 def test_ended_between_two_unlinks(finished, tmp_path, number):
-    """While an old checkpoint or an old best one is removed: what is left of it is taken for none."""
+    """Stop while an old or an old best checkpoint is being removed: the rest of it must not count as a checkpoint."""
     unlink, count = os.unlink, [0]
 
     def counted(*given, **named):
@@ -354,7 +354,7 @@ LOGS = {
 
 @pytest.mark.parametrize("log", LOGS)
 def test_no_log_blocks_a_resume(finished, run, log):
-    """Checkpoints are all that a run needs to go on; what is no log is set aside, and the new log says so."""
+    """Check that a run needs only checkpoints to resume; an invalid log is moved aside, and the new log reports it."""
     shutil.rmtree(run / "checkpoints" / "step-000006")
     (run / "log.jsonl").unlink()
     LOGS[log](run / "log.jsonl")
@@ -385,7 +385,7 @@ def test_a_look_that_fails_costs_no_step(tmp_path, what):
         if isinstance(error, ValueError):
             said = [entry for entry in run_folder.read_log(run) if "warning" in entry]
             assert said == [{"step": 6, "warning": f"no {what}: ValueError('odd\\nshape')"}]
-            assert ("valid_bits_per_byte" in end.info) is (what == "sample"), "none of an earlier step"
+            assert ("valid_bits_per_byte" in end.info) is (what == "sample"), "no value of an earlier step"
     resume(run)
     assert_same_run(tmp_path / "whole", run)
 

@@ -1,4 +1,4 @@
-"""Learning from rewards: answers drawn as the loss has them, exact gradients, whole commands, refusals in one line."""
+"""Test learning from rewards: sampled answers, exact gradients, whole commands, and refusals in one line."""
 
 import math
 import signal
@@ -35,7 +35,7 @@ def model_of(config, seed=0, dtype=np.float64):
 
 
 def drawn_answers(config):
-    """A model, and answers that another one near it has drawn, with random rewards."""
+    """Return a model, and answers sampled by a similar model, with random rewards."""
     rng, model, reference = np.random.default_rng(0), model_of(ODD), model_of(ODD, 7)
     old = model_of(ODD)
     old.params.flat[...] += 0.05 * rng.standard_normal(old.size)
@@ -49,7 +49,7 @@ def drawn_answers(config):
 
 
 def test_rows():
-    """Forced tokens behind prompts of three lengths, rows dropped on the way: logits as each row has them alone."""
+    """Compare logits with those of each row by itself: forced tokens, prompts of three lengths, dropped rows."""
     rng = np.random.default_rng(1)
     model, prompts = model_of(WIDE), [rng.integers(11, size=n) for n in (1, 12, 5)]
     tokens, decoder = rng.integers(11, size=(9, 9)), batch_decoder.BatchDecoder(model, prompts, 3, 9)
@@ -58,13 +58,13 @@ def test_rows():
             alone = np.concatenate([prompts[row // 3], tokens[row, :step]])
             close(z, model.logits(alone[None])[0, -1], 1e-12, f"row {row}, step {step}")
         keep = np.ones(len(decoder.rows), bool)
-        keep[[0, -1][step % 2]] = step in (0, 4)  # drops first and last by turns
+        keep[[0, -1][step % 2]] = step in (0, 4)  # drops the first and the last row alternately
         decoder.keep(keep)
         decoder.feed(tokens[decoder.rows, step])
 
 
 def test_drawn():
-    """What is drawn has the model's own frequencies, ends at the marker, and is recorded with its log-probability."""
+    """Check that samples have the model's frequencies, end at the marker, and record their log-probabilities."""
     shape, n = ModelConfig(**WIDE.to_dict() | {"vocab_size": 5}), 4000
     model = GPT(shape, random_parameters(shape, 3, 0.2))
     found = batch_decoder.sample_rows(model, [[2, 1]], n, END, np.random.default_rng(0).random((3, n)))
@@ -92,7 +92,7 @@ def test_full_rows_are_refused():
 
 
 def test_advantages():
-    """Against loops, for rewards of several sizes; a group of equal rewards has 0."""
+    """Compare with loops, for rewards of several sizes; a group of equal rewards gets 0."""
     paid = np.random.default_rng(0).random((5, 4)) * [[1], [100], [1e-3], [1], [0]] + [[0], [0], [0], [-7], [0.1]]
     for own, std in product((False, True), repeat=2):
         for group, row in zip(paid.tolist(), rewards.advantages(paid, own, std), strict=True):
@@ -122,7 +122,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradient(name):
-    """The loss of drawn answers, written out here, and its slope; the figure is minus the reward before a step."""
+    """Compare loss and gradient with loops over the sampled answers; the figure is minus the reward before a step."""
     config = CONFIGS[name]
     model, answers = drawn_answers(config)
     figures, grads = model.weighted_gradients(answers.inputs, answers.targets, answers.weigh)
@@ -140,7 +140,7 @@ def test_gradient(name):
 
 
 def expected_loss(config, answers, logps):
-    """Minus the clipped objective plus beta times the distance, by loops over answers and tokens."""
+    """Return minus the clipped objective plus beta times the distance, by loops over answers and tokens."""
     total, groups = 0.0, len(answers.rewards) // config.group
     paid = answers.rewards.copy()
     for row, s in enumerate(answers.drawn):
@@ -185,7 +185,7 @@ def test_splits():
 
 @cache
 def base():
-    """A small model with markers that was never taught: what it says is paid by how it begins."""
+    """Return a small untrained model with markers, and its tokenizer."""
     tokenizer = checkpoint.load(checkpoint.PRETRAINED / "konigsberg-chat").tokenizer
     shape = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=96, vocab_size=514, predict=2, ffn=8)
     return GPT(shape, random_parameters(shape, 0, 0.5, np.float32)), tokenizer
@@ -200,7 +200,7 @@ def short_reward(problem, answer):
 
 @pytest.mark.parametrize("kl", [0.0, 0.4])
 def test_answers_serve_several_steps_and_the_base_stays(tmp_path, kl):
-    """Drawn anew at every second step, when no ratio can be clipped; the reference is that of the run."""
+    """Check that answers are sampled at every second step, where no ratio is clipped, and the run's reference."""
     problems, held_out = ([konigsberg.route_problem(seed) for seed in part] for part in (range(20), range(20, 29)))
     config = RewardConfig(group=4, answer_tokens=8, updates=2, kl=kl, kl_by="k3")
     named, before = dict(quiet=True, verifiers={"route": short_reward}), base()[0].params.flat.tobytes()
@@ -225,7 +225,7 @@ def test_answers_serve_several_steps_and_the_base_stays(tmp_path, kl):
 
 
 def test_questions_are_held_out():
-    """No question is asked in both parts, walkers and orders apart."""
+    """Check that no question occurs in both parts, apart from walkers and orders."""
     problems, held_out = ROUTES(0, 0)
     asked = [{konigsberg.question_of(p) for p in part} for part in (problems, held_out)]
     assert not asked[0] & asked[1] and len(asked[1]) == len(held_out) > 150
@@ -242,7 +242,7 @@ def test_cut_answers_are_told_from_whole_ones(more, ended, whole):
     assert found.startswith("Over the Honey Bridge.") and found.endswith("...") != whole
 
 
-REFUSED = {  # the words behind --run new --base CHAT, if none of the three stands there: what is said
+REFUSED = {  # arguments, after --run new --base CHAT unless they contain one of these: the error
     "": "--run is required: give --run FOLDER, or --resume FOLDER",
     "--run new": "--base is required: give a run trained on routes (nanoeuler sft --data konigsberg-routes",
     "--device gpu": "--device must be cpu for grpo, got 'gpu'",
@@ -265,7 +265,7 @@ ROUTES = cache(tasks.route_sets)
 
 @pytest.fixture
 def drawn_once(monkeypatch):
-    """Drawing the questions takes longer than a run of this size."""
+    """Sample the questions once, because sampling takes longer than a run of this size."""
     monkeypatch.setattr(tasks, "route_sets", ROUTES)
 
 
@@ -283,7 +283,7 @@ def test_command_refuses_in_one_line(words, tmp_path, monkeypatch, capsys):
 
 
 def test_command_learns_goes_on_and_is_reported(tmp_path, drawn_once, monkeypatch, capsys):
-    """`nanoeuler sft --data konigsberg-routes`, then `grpo`, twice: with --resume the same bits as in one go."""
+    """Run `nanoeuler sft --data konigsberg-routes`, then `grpo` twice: --resume gives the same bits as one run."""
     monkeypatch.chdir(tmp_path)
     checkpoint.save(tmp_path / "base", *base(), 0)
     quick = "--quiet --workers 1 --valid-every 4 --sample-every 0 --save-every 2".split()
@@ -298,7 +298,7 @@ def test_command_learns_goes_on_and_is_reported(tmp_path, drawn_once, monkeypatc
 
     with patch.object(loop, "_stop_between_steps", interrupted):
         assert cli.main([*learn, *quick, "--steps", "4", "--run", "parts"]) == 130
-    assert checkpoint.load(tmp_path / "parts", training=True).step == 2  # not 1: its answers serve two steps
+    assert checkpoint.load(tmp_path / "parts", training=True).step == 2  # not 1, because the answers serve two steps
     assert cli.main(["grpo", "--resume", "parts", "--quiet"]) == 0
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
     assert cli.main(["report", "parts"]) == 0

@@ -1,4 +1,4 @@
-"""Fine-tuning: a batch draws every example, replies alone count, the base survives, and right is what a chat says."""
+"""Test fine-tuning: batches draw all examples, only replies count, the base survives, and accuracy is a chat's."""
 
 import numpy as np
 import oracles
@@ -42,7 +42,7 @@ def answers(examples=EXAMPLES, held_out=HELD_OUT, **settings) -> datasets.SFTDat
 
 
 def test_extend_changes_no_logit_and_no_id():
-    """Markers take room that the model has, else new rows; a vocabulary's own order of bytes stays."""
+    """Check that markers use free rows of the model, or else new rows, and that a vocabulary keeps its byte order."""
     model, tokenizer = base(np.float64)
     wide, names = sft.extend(model, tokenizer)
     assert list(names.special_tokens) == [END_OF_TEXT, USER, ASSISTANT] and wide.config.vocab_size == 260
@@ -59,7 +59,7 @@ def test_extend_changes_no_logit_and_no_id():
 
 
 def test_it_learns_and_leaves_the_base_alone(tmp_path):
-    """Swapping two letters: nearly all examples are answered in the end, and none before."""
+    """Train to swap two letters: nearly all examples are right at the end, and none before."""
     model, tokenizer = base()
     before = model.params.flat.copy()
     settings = TrainConfig(**SETTINGS.to_dict() | {"steps": 150, "batch": 12, "rate": 2e-2, "valid_every": 100})
@@ -77,7 +77,7 @@ def test_right_is_what_a_greedy_chat_says(tmp_path):
     model = GPT(WIDE, dtype=np.float64)
     before, settings = model.params.flat.copy(), TrainConfig(**SETTINGS.to_dict() | {"steps": 40, "rate": 1e-2})
     tuned = sft.fine_tune(tmp_path / "run", (model, TOKENIZER), EXAMPLES, HELD_OUT, settings, quiet=True)
-    assert np.array_equal(model.params.flat, before) and tuned.dtype == np.float64, "a base with markers stays too"
+    assert np.array_equal(model.params.flat, before) and tuned.dtype == np.float64, "it must not change either"
     found = sft.exact_match(tuned, TOKENIZER, EXAMPLES)
     greedy = lambda chat, turn: "".join(chat.reply(turn[0], temperature=0.0)) == turn[1]
     assert found.tolist() == [greedy(Chat(tuned, TOKENIZER), example[0]) for example in EXAMPLES]
@@ -103,7 +103,7 @@ def test_the_chat_model_of_the_package_answers():
 
 
 def test_the_fingerprint_sees_the_mask_and_the_last_token(monkeypatch):
-    """The same tokens, another one of them counted; a change at the very end of many."""
+    """Change which tokens count, and change the last of many tokens."""
     ids = np.arange(9)
     table = {
         "first": text_examples.Encoded(ids, ids > 5),
@@ -124,7 +124,7 @@ def test_markers_in_a_file_are_plain_text():
 
 
 def test_an_example_fits_whose_inputs_fill_the_context():
-    """Of n tokens n - 1 are inputs: the last one is a target only."""
+    """Check that n tokens have n - 1 inputs, because the last token is only a target."""
     for letters, kept in ((43, 1), (44, 0)):
         example = [("x" * letters, "no")]
         assert len(text_examples.encode(example, TOKENIZER).ids) == letters + 6
@@ -142,13 +142,13 @@ def test_bits_per_byte_counts_each_held_out_example_once():
     length = sum(len(reply) for ((_, reply),) in many)
     assert answers(held_out=many).bits_per_byte(tuned) == pytest.approx(nats / np.log(2) / length, rel=1e-9)
     silent = answers(held_out=[[("a", "")]] * 8)
-    assert np.isfinite(silent.bits_per_byte(tuned)), "replies of no byte"
+    assert np.isfinite(silent.bits_per_byte(tuned)), "empty replies must give a finite number"
 
 
 @pytest.mark.parametrize("follows, turns, right", [
     ({MODEL: 72}, [("a", "X"), ("b", "H")], True),  # the last turn counts
-    ({MODEL: 72, 72: 72}, [("a", "H")], False),  # it goes on
-    ({MODEL: HUMAN}, [("hi", "B")], True),  # a chat may not say the best
+    ({MODEL: 72, 72: 72}, [("a", "H")], False),  # the reply continues
+    ({MODEL: HUMAN}, [("hi", "B")], True),  # a chat must not sample the most likely token, a marker
     ({MODEL: 290}, [("hi", "B")], True),  # an id without a token
 ])  # fmt: skip
 def test_right_by_hand(follows, turns, right):
@@ -162,7 +162,7 @@ def test_the_sample_is_the_greedy_reply_to_the_first_held_out_prompt():
     config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260, "context": 300})
     tuned = GPT(config, oracles.random_parameters(config, 1, 0.5))
     found = checkpoint.Checkpoint(None, tuned, TOKENIZER, 0, SETTINGS, None, {"template": "alpaca"})
-    full = [[("~" * 297, "")]]  # fits into a row, and leaves a chat no room
+    full = [[("~" * 297, "")]]  # fits into a row, but leaves no room for a chat
     made = datasets.SFTDataset(EXAMPLES, full + held_out, found)
     expected = "".join(Chat(tuned, TOKENIZER, "alpaca").reply("g", 60, temperature=0.0))
     assert made.sample(tuned, 1) == made.sample(tuned, 2) == expected

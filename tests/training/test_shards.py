@@ -1,4 +1,4 @@
-"""Shards: the stream of the text, whatever cuts it; the same bytes from any number of processes; runs that go on."""
+"""Test shards: the text's stream for any division, the same bytes from any number of processes, and resumed runs."""
 
 import json
 import math
@@ -47,7 +47,7 @@ MODEL = changed(RUN_MODEL, vocab_size=TOKENIZER.vocab_size)
 
 
 def made(folder, text=None, name="shards", **options) -> Shards:
-    """Shards of a text, by default of thirty stories, in several files."""
+    """Write shards of a text, by default of thirty stories, in several files."""
     (folder / f"{name}.txt").write_bytes((text_of(range(30)) if text is None else text).encode())
     options = {"workers": 1, "shard_tokens": 500} | options
     return shards.write(folder / name, [folder / f"{name}.txt"], TOKENIZER, **options)
@@ -68,7 +68,7 @@ WHITE = Tokenizer([(10, 32), (32, 32), (32, 98), (32, 10)], (END_OF_TEXT,))  # m
 
 
 def parts_of(path, size):
-    """The documents that `shards.pieces` reads, put together again, and their tokens, part by part."""
+    """Return the documents that `shards.pieces` reads, joined again, and their tokens, part by part."""
     documents, tokens = [], []
     for goes_on, found in shards.pieces(path, size):
         assert found and all(found), "nothing empty comes"
@@ -100,7 +100,7 @@ def test_documents_are_read_piece_by_piece_as_they_are_at_once(tmp_path, seed):
 
 @pytest.mark.parametrize("piece, shard_tokens", [(50, 1), (50, 7), (50, 10**6), (1000, 100), (1 << 20, 7), (1000, 237)])
 def test_the_stream_is_that_of_the_text(tmp_path, piece, shard_tokens):
-    """Documents lie across shards and pieces; one is longer than both. Separators in a row hold no document."""
+    """Use documents across shards and pieces, one longer than both; adjacent separators enclose no document."""
     text = SEPARATOR.join([story(1), story(2, 200), "x", story(3)]).replace(SEPARATOR, SEPARATOR + SEPARATOR[1:], 1)
     found = made(tmp_path, text, shard_tokens=shard_tokens, piece=piece)
     whole = data.tokenize(text, TOKENIZER)
@@ -121,7 +121,7 @@ def test_texts_follow_one_another_and_each_begins_a_document(tmp_path):
     (tmp_path / "a").write_text(text_of([1, 2])), (tmp_path / "b").write_text(story(3))
     found = shards.write(tmp_path / "ab", [tmp_path / "a", tmp_path / "b"], TOKENIZER, 1)
     assert found.read(0, found.tokens).tolist() == data.tokenize(text_of([1, 2, 3]), TOKENIZER).ids.tolist()
-    one = made(tmp_path, story(3), "one")  # a single document has its marks too
+    one = made(tmp_path, story(3), "one")  # a single document also has its markers
     end = TOKENIZER.special_tokens[END_OF_TEXT]
     assert one.read(0, one.tokens).tolist() == [end, *TOKENIZER.encode(story(3)).tolist(), end]
 
@@ -136,10 +136,10 @@ def test_the_same_bytes_from_any_number_of_processes(tmp_path):
     assert first == contents(tmp_path / "by2") == contents(tmp_path / "by3")
 
 
-# What is refused.
+# Refused inputs.
 
 
-REFUSED = {  # name -> its content, how it is read, what is said
+REFUSED = {  # name -> content, options, error
     "late": (b"a b c d " * 100 + b"\xff", dict(piece=64), "must be UTF-8 text, got 0xff at byte 800"),
     "late, by two": (
         b"a b c d " * 100 + b"\xff",
@@ -194,8 +194,8 @@ DAMAGE = {
     "no index": ("shards.json: no such file", lambda folder: (folder / "shards.json").unlink()),
     "an index that is changed": ("shards.json: its digest does not match", _edit(False, tokens=3)),
     "numbers that do not fit": ("contradict each other", _edit(tokens=3)),
-    "a name that is none": ("contradict each other", _edit(sha256={"../x": "0"})),
-    "shards that are no list": ("shards is 3: the file was truncated or edited", _edit(shards=3)),
+    "an invalid file name": ("contradict each other", _edit(sha256={"../x": "0"})),
+    "shards that are not a list": ("shards is 3: the file was truncated or edited", _edit(shards=3)),
     "numbers of another file": ("must hold uint16", _edit(shards=[499, 501, *[500] * 4, 145])),
 }  # fmt: skip
 
@@ -213,7 +213,7 @@ def test_damage_is_told_with_its_file(tmp_path, damage):
 
 @pytest.mark.parametrize("rows", [1, 7])
 def test_an_epoch_is_every_window_once(tmp_path, rows):
-    """In an order of its own, from a place of its own; the rows of all steps tile the epochs one after another."""
+    """Check that each epoch has its own order and start, and that the rows of all steps fill the epochs in turn."""
     found = made(tmp_path)
     dataset = ShardDataset(found, None, found_of())
     stream, T, W = found.read(0, dataset.tokens).astype(int), MODEL.context, dataset.windows
@@ -263,7 +263,7 @@ def test_whole_documents_are_held_out(tmp_path):
     assert np.array_equal(dataset.part.read(0, dataset.tokens), whole[: held.start + 1])
     assert np.array_equal(held.read(0, 9), whole[held.start : held.start + 9])
     assert dataset.sizes == {"train_tokens": held.start + 1, "valid_tokens": found.tokens - held.start}
-    long = made(tmp_path, SEPARATOR.join([story(1, 50), story(2, 3000)]), "long")  # the cut falls into the last one
+    long = made(tmp_path, SEPARATOR.join([story(1, 50), story(2, 3000)]), "long")  # the cut is inside the last document
     for rule, start in (({}, long.starts[1]), ({"split": 2}, round(0.9 * long.tokens))):
         dataset = ShardDataset(long, None, replace(found_of(fraction=0.1), info=rule))
         assert dataset.valid["valid"].start == start and dataset.warnings == []
@@ -302,12 +302,12 @@ def test_a_sample_is_windows_at_equal_distances(tmp_path):
     assert (asked[0][0], asked[0][-1]) == (0, rows - 1)
     assert set(np.diff(asked[0])) <= {(rows - 1) // 9, -(-(rows - 1) // 9)}
     assert asked[1].tolist() == list(range(rows))
-    assert "valid_share" not in dataset.validation(model, whole=False), "a small set is always scored whole"
+    assert "valid_share" not in dataset.validation(model, whole=False), "a small set must always be scored completely"
 
 
 @pytest.mark.parametrize("sampled", [True, False])
 def test_when_a_validation_is_whole(tmp_path, sampled):
-    """Before the first step, every tenth time and at the end; the vital signs are looked at then, too."""
+    """Validate completely before the first step, every tenth time and at the end, and measure the vital signs then."""
     config, most = changed(RUN_CONFIG, steps=45, valid_every=2, save_every=50), 100 if sampled else 10**6
     measured = {"valid_bits_per_byte": 1.0}
     with (
@@ -367,20 +367,20 @@ def test_the_log_and_the_report_have_each_set(tmp_path, corpus):
         assert f"| {entry['step']} | {' | '.join(f'{x:.4f}' for x in row)} |" in page
     assert checkpoint.load(tmp_path / "run").info["valid_sets"] == entries[-1]["valid_sets"]
     again = shards.write(tmp_path / "again", [found.path.with_suffix(".txt")], TOKENIZER, 1, shard_tokens=500)
-    loop.resume(tmp_path / "run", again, valid, quiet=True)  # the same shards elsewhere
+    loop.resume(tmp_path / "run", again, valid, quiet=True)  # the same shards in a different folder
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
-    """Tokenizing and training: the peak for eight times the text is larger by less than a tenth of what came to it."""
+    """Tokenize and train: for eight times the text, the peak grows by less than a tenth of the added text."""
     peaks, config = {}, changed(CONFIG, sample_every=0, valid_fraction=0.01)
-    model = changed(MODEL, context=96)  # an epoch's order takes 4 bytes a window
-    for stories in (100, 100, 800):  # the first time is a warm-up
+    model = changed(MODEL, context=96)  # an epoch's order takes 4 bytes per window
+    for stories in (100, 100, 800):  # the first round is a warm-up
         (tmp_path / "text").write_text(text_of(range(stories), 1000))
         for left in ("out", "run"):
             shutil.rmtree(tmp_path / left, ignore_errors=True)
         tracemalloc.start()
         with patch.object(datasets, "SAMPLE", 5000), patch.object(loop, "WHOLE_EVERY", 1000):
-            options = dict(shard_tokens=50_000, piece=20_000)  # a shard's line in the list takes memory: few of them
+            options = dict(shard_tokens=50_000, piece=20_000)  # few shards, since each takes memory in the list
             found = shards.write(tmp_path / "out", [tmp_path / "text"], TOKENIZER, 1, **options)
             train.pretrain(tmp_path / "run", found, None, model, config, quiet=True)
         peaks[stories] = tracemalloc.get_traced_memory()[1]
@@ -393,7 +393,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
 
 
 def test_steps_go_on_while_a_checkpoint_is_written(tmp_path, corpus):
-    """The file holds the step at which it was asked for; the next one waits for it."""
+    """Check that a checkpoint contains the step at which it was requested, and that the next checkpoint waits."""
     original, may_end, seen, config = run_folder.save, threading.Event(), [], changed(CONFIG, keep_every=2)
 
     def slow(run, found, step):
@@ -408,11 +408,11 @@ def test_steps_go_on_while_a_checkpoint_is_written(tmp_path, corpus):
 
     with patch.object(run_folder, "save", slow):
         train.pretrain(tmp_path / "run", *corpus, MODEL, config, quiet=True, on_entry=on_entry)
-    assert seen == ["step-000000"], "steps 3 and 4 were taken meanwhile"
+    assert seen == ["step-000000"], "steps 3 and 4 must run meanwhile"
     train.pretrain(tmp_path / "other", *corpus, MODEL, config, quiet=True)
     oracles.assert_same_run(tmp_path / "run", tmp_path / "other")
     a, b = (contents(tmp_path / name / "checkpoints" / "step-000002") for name in ("run", "other"))
-    assert a == b, "a copy of the step, not what came after"
+    assert a == b, "it must contain the requested step"
 
 
 # kill -9.
@@ -433,7 +433,7 @@ t.made(t.Path(sys.argv[1]), workers=2, piece=1000)
 
 
 def test_killed_in_the_middle_of_a_shard(tmp_path):
-    """Nothing looks whole, the processes end with it, and the next call gives what a first one would have."""
+    """Check that no folder looks complete, the processes end, and the next call gives the result of a first call."""
     done = run_python(KILLED_WRITING, tmp_path)
     assert done.returncode == -9, done.stderr
     assert not (tmp_path / "shards").exists() and (tmp_path / ".shards.partial" / "00003.npy").exists()
@@ -442,7 +442,7 @@ def test_killed_in_the_middle_of_a_shard(tmp_path):
     (tmp_path / ".shards.partial" / "00077.npy").write_bytes(b"of a longer text")
     until = time.monotonic() + 20
     while (tmp_path / ".shards.partial").exists() and time.monotonic() < until:
-        with suppress(ValueError):  # the processes of the killed one take a moment to see it
+        with suppress(ValueError):  # its processes need a moment to notice the kill
             made(tmp_path)
     made(tmp_path, name="whole")
     assert contents(tmp_path / "shards") == contents(tmp_path / "whole")

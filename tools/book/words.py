@@ -4,9 +4,8 @@
 Markdown and notebooks (without code, formulas and titles of chapters), the docstrings, comments, help and errors of
 Python, and the comments of other code.
 
-    python -m tools.book.words             # exit status 1 if a word is found, or if a clean file is on the list
-    python -m tools.book.words PATH...     # check these files, even if they are on the list of files to rewrite
-    python -m tools.book.words --shrink    # remove clean files from the list of files to rewrite
+    python -m tools.book.words             # check all files; exit status 1 if a word is found
+    python -m tools.book.words PATH...     # check these files
 """
 
 import io
@@ -58,10 +57,9 @@ class Word:
         return any(sense.start() <= start and end <= sense.end() for some in senses for sense in some)
 
 
-def load(path: Path) -> tuple[list[Word], list[str]]:
-    """Read the private words, and the paths of the files that have yet to be rewritten."""
-    data = tomllib.loads(path.read_text("utf-8"))
-    return [Word(**row) for row in data["word"]], data["waiting"]["files"]
+def load(path: Path) -> list[Word]:
+    """Read the private words."""
+    return [Word(**row) for row in tomllib.loads(path.read_text("utf-8"))["word"]]
 
 
 def blank(text: str | re.Match) -> str:
@@ -131,16 +129,9 @@ def files(root: Path) -> list[str]:
 
 
 def main(given: list[str]) -> int:
-    """Print private words and clean files that are still on the list of files to rewrite; return the exit status."""
-    words, waiting = load(LIST)
-    here, shrink = files(ROOT), given == ["--shrink"]
-    done = [p for p in waiting if p not in here or not check(p, words, ROOT)] if shrink or not given else []
-    if shrink:
-        lines = (line for line in LIST.read_text("utf-8").splitlines(True) if line.strip(' ",\n') not in done)
-        LIST.write_text("".join(lines), "utf-8")
-        return 0
-    found = [line for path in given or sorted({*here} - {*waiting}) for line in check(path, words, ROOT)]
-    found += [f"{path}: has no private word; python -m tools.book.words --shrink removes it" for path in done]
+    """Print the private words of the given files, by default of all files; return the exit status."""
+    words = load(LIST)
+    found = [line for path in given or sorted(files(ROOT)) for line in check(path, words, ROOT)]
     print(*found, sep="\n", end="\n" if found else "")
     return bool(found)
 

@@ -1,13 +1,13 @@
 #include <cuda_bf16.h>
 #include <nanoeuler.cuh>
 #define TILE 32
-#define ROW 40  // numbers from one row of a tile to the next: 80 bytes, so that 8 rows of 16 bytes meet in no bank
+#define ROW 40  // numbers from one row of a tile to the next: 80 bytes, so that 8 rows of 16 bytes use different banks
 
-// c = a b for a: [M, K], b: [K, N], c: [M, N], all multiples of 32. Four warps a block, 16 x 16 of its tile each.
+// c = a b for a: [M, K], b: [K, N], c: [M, N], all multiples of 32. Four warps per block, each with 16 x 16 of the tile.
 extern "C" __global__ void __launch_bounds__(128)
 matmul(const __nv_bfloat16* a, const __nv_bfloat16* b, float* c, int N, int K) {
   __shared__ __align__(16) __nv_bfloat16 as[2][TILE][ROW], bs[2][TILE][ROW];
-  int row = threadIdx.x / 4, column = threadIdx.x % 4 * 8;  // what this thread copies: 16 bytes of either tile
+  int row = threadIdx.x / 4, column = threadIdx.x % 4 * 8;  // this thread copies 16 bytes of each tile
   const __nv_bfloat16* from_a = a + (blockIdx.y * TILE + row) * K + column;
   const __nv_bfloat16* from_b = b + row * N + blockIdx.x * TILE + column;
   int lane = threadIdx.x % 32, top = threadIdx.x / 64 * 16, left = threadIdx.x / 32 % 2 * 16;

@@ -1,4 +1,4 @@
-// what: the depth 20 is no multiple of the tile, and b's rows beyond it are read
+// what: the depth 20 is not a multiple of the tile, and rows of b beyond the depth are read
 // array a: normal(16, 20)
 // array b: normal(20, 16)
 // array c: zeros(16, 16)

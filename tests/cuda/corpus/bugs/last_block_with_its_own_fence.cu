@@ -1,4 +1,4 @@
-// what: the parts of a sum are counted as done behind a fence of the block alone
+// what: the parts of a sum are counted as done after a fence that covers only the block
 // array x: normal(256)
 // array part: zeros(4)
 // array done: np.zeros(1, np.uint32)

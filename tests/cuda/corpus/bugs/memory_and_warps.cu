@@ -1,7 +1,7 @@
 #include <nanoeuler.cuh>
 #define FULL 0xffffffffu
 
-// what: a transpose takes rows for columns
+// what: a transpose swaps rows and columns in its stride
 // array x: normal(5, 7)
 // array y: zeros(7, 5)
 // launch: wrong_stride<<<1, (7, 5)>>>(x, y, 5, 7)
@@ -12,7 +12,7 @@ extern "C" __global__ void wrong_stride(const float* x, float* y, int rows, int 
       x[c * columns + r];  // HERE
 }
 
-// what: a pointer is a number
+// what: a pointer is an arbitrary number
 // array x: zeros(1)
 // launch: wild_pointer<<<1, 1>>>(x)
 // finds: out of bounds: | in kernel wild_pointer, block (
@@ -21,7 +21,7 @@ extern "C" __global__ void wild_pointer(float* x) {
   p[threadIdx.x] = x[0];  // HERE
 }
 
-// what: a call goes to a number
+// what: a call goes to an arbitrary number
 // array x: zeros(1)
 // launch: wild_call<<<1, 1>>>(x)
 // finds: crash: | in kernel wild_call, block (
@@ -31,7 +31,7 @@ extern "C" __global__ void wild_call(float* x) {
   f(x);
 }
 
-// what: the last thread reads a neighbour that is not there
+// what: the last thread reads a neighbour that does not exist
 // array x: normal(32)
 // launch: neighbour_in_shared<<<1, 32>>>(x)
 // finds: out of bounds: | in kernel neighbour_in_shared, block (
@@ -42,7 +42,7 @@ extern "C" __global__ void neighbour_in_shared(float* x) {
   x[threadIdx.x] = s[threadIdx.x + 1];  // HERE
 }
 
-// what: float3 of an array with three too few numbers
+// what: an array read as float3 is three numbers too short
 // array x: normal(3, 3)
 // array y: zeros(4)
 // launch: three_at_once<<<1, 4>>>(x, y)
@@ -64,7 +64,7 @@ extern "C" __global__ void copies_too_much(const float* x, float* y) {
   y[threadIdx.x] = a[7];
 }
 
-// what: an array of 7 numbers is taken for 4 pairs
+// what: an array of 7 numbers is read as 4 pairs
 // array x: zeros(7)
 // launch: struct_beyond_the_end<<<1, 4>>>(x)
 // finds: out of bounds: | in kernel struct_beyond_the_end, block (
@@ -84,7 +84,7 @@ extern "C" __global__ void asserts(float* x) {
   assert(x[threadIdx.x] < 3.0f);  // HERE
 }
 
-// what: a warp turns its numbers round without __syncwarp
+// what: a warp reverses its numbers without __syncwarp
 // array x: normal(32)
 // array y: zeros(32)
 // launch: no_syncwarp<<<1, 32>>>(x, y)
@@ -109,7 +109,7 @@ extern "C" __global__ void syncwarp_for_two_warps(float* x) {
     s = 2;  // HERE
 }
 
-// what: the last lane overwrites what the others read
+// what: the last lane overwrites a number that the other lanes read
 // array x: normal(32)
 // launch: last_reader_writes<<<1, 32>>>(x)
 // finds: race: | in kernel last_reader_writes, block (
@@ -122,7 +122,7 @@ extern "C" __global__ void last_reader_writes(float* x) {
     s = 2;  // HERE
 }
 
-// what: half a warp meets, and all of it reads
+// what: half a warp is synchronised, and the whole warp reads
 // array x: normal(32)
 // launch: half_the_warp_synchronised<<<1, 32>>>(x)
 // finds: race: | in kernel half_the_warp_synchronised, block (
@@ -133,7 +133,7 @@ extern "C" __global__ void half_the_warp_synchronised(float* x) {
   x[threadIdx.x] = s;
 }
 
-// what: halves of a warp meet apart, and read each other's numbers
+// what: two halves of a warp are synchronised separately, and read each other's numbers
 // array x: normal(32)
 // launch: two_halves_synchronised_apart<<<1, 32>>>(x)
 // finds: race: | in kernel two_halves_synchronised_apart, block (
@@ -144,11 +144,11 @@ extern "C" __global__ void two_halves_synchronised_apart(float* x) {
   x[threadIdx.x] = s[(threadIdx.x + 1) % 32];  // HERE
 }
 
-// what: of three lanes that meet in pairs one reads what was written after the first pair met
+// what: three lanes synchronise in pairs, and one reads a number written after the first pair synchronised
 // array x: normal(32)
 // launch: met_before_it_wrote<<<1, 32>>>(x)
 // finds: race: | in kernel met_before_it_wrote, block (
-extern "C" __global__ void met_before_it_wrote(float* x) {  // 0 and 8 meet, 8 and 16 meet: 16 knows what 0 did before
+extern "C" __global__ void met_before_it_wrote(float* x) {  // 0 and 8 synchronise, then 8 and 16: 16 sees what 0 wrote before
   __shared__ float s[2];
   if (threadIdx.x == 0) s[0] = 1;
   if (threadIdx.x % 8 == 0 && threadIdx.x < 16) __syncwarp(0x00000101u);
@@ -173,7 +173,7 @@ extern "C" __global__ void shuffle_for_a_barrier(float* x) {
   x[threadIdx.x] = v;
 }
 
-// what: threads of one x and every y write one place
+// what: threads with equal x and different y write to one place
 // array x: zeros(64)
 // launch: forgotten_axis<<<1, (8, 8)>>>(x)
 // finds: race: | in kernel forgotten_axis, block (
@@ -181,7 +181,7 @@ extern "C" __global__ void forgotten_axis(float* x) {
   x[threadIdx.x] = threadIdx.y;  // HERE
 }
 
-// what: half a warp waits at a barrier, the others spin
+// what: half a warp waits at a barrier, and the other half spins
 // array x: zeros(4)
 // launch: barrier_or_spin<<<1, 32>>>(x)
 // option: seconds=0.3
@@ -214,7 +214,7 @@ extern "C" __global__ void copy_beyond_the_end(const float* x, float* y) {
   copy_async_wait<0>();
 }
 
-// what: of threads that do not wait for their copies the first by number is named
+// what: the finding names the first thread that does not wait for its copies
 // array x: normal(64)
 // launch: never_waited<<<1, 64>>>(x)
 // finds: missing wait: | thread (5,0,0)
@@ -226,7 +226,7 @@ extern "C" __global__ void never_waited(const float* x) {
   if (threadIdx.x < 32) __syncwarp();
 }
 
-// what: a function overruns the local array that it is given
+// what: a function overruns the local array that it receives
 // array x: zeros(1)
 // launch: overruns<<<1, 1>>>(x, 8)
 // launch: overruns<<<1, 1>>>(x, 32)
@@ -240,7 +240,7 @@ extern "C" __global__ void overruns(float* x, int n) {
   x[0] = a[1];
 }
 
-// what: a transpose that was wrong for other sizes is right for a square
+// what: a transpose that is wrong for other sizes is right for a square
 // array x: normal(6, 6)
 // array y: zeros(6, 6)
 // launch: wrong_stride<<<1, (6, 6)>>>(x, y, 6, 6)
@@ -253,7 +253,7 @@ extern "C" __global__ void assumes() {
   __builtin_assume(threadIdx.x < 31);  // THERE
 }
 
-// what: a shuffle's segments are no power of two
+// what: the width of a shuffle's segments is not a power of two
 // array x: zeros(32)
 // launch: width_of_24<<<1, 32>>>(x)
 // finds: width must be 1, 2, 4, 8, 16 or 32, got 24

@@ -1,4 +1,4 @@
-// Kernels that order their threads by flags, locks, fences and named barriers. BUG 0 is right; each other number is a bug.
+// Kernels that order their threads by flags, locks, fences and named barriers. BUG 0 is right; other numbers are bugs.
 #include <named_barrier.cuh>
 
 template <int BUG> __global__ void flag_of_a_warp(float* x) {
@@ -24,22 +24,22 @@ template <int BUG> __global__ void flag_of_a_warp(float* x) {
   }
 }
 
-// what: a warp waits for another's flag
+// what: a warp waits for another warp's flag
 // array x: normal(64)
 // launch: flag_of_a_warp<0><<<1, 64>>>(x)
 // gives x: np.concatenate([x[:32], x[:32]])
 
-// what: the warp does not meet before its flag is set
+// what: the warp is not synchronised before its flag is set
 // array x: normal(64)
 // launch: flag_of_a_warp<1><<<1, 64>>>(x)
 // finds: race: | line
 
-// what: no fence stands before the flag
+// what: no fence precedes the flag
 // array x: normal(64)
 // launch: flag_of_a_warp<2><<<1, 64>>>(x)
 // finds: race: | line
 
-// what: nobody waits for the flag
+// what: no thread waits for the flag
 // array x: normal(64)
 // launch: flag_of_a_warp<3><<<1, 64>>>(x)
 // finds: race: | line
@@ -65,7 +65,7 @@ template <int BUG> __global__ void volatile_flag(float* x) {
 // launch: volatile_flag<0><<<1, 64>>>(x)
 // gives x: np.concatenate([x[:1], x[:1], x[2:]])
 
-// what: no fence stands before a volatile flag
+// what: no fence precedes a volatile flag
 // array x: normal(64)
 // launch: volatile_flag<1><<<1, 64>>>(x)
 // finds: race: | line
@@ -81,7 +81,7 @@ template <int BUG> __global__ void lock(int* lock, int* count) {
     }
 }
 
-// what: threads count behind a lock
+// what: threads count while they hold a lock
 // array held: np.zeros(1, np.int32)
 // array count: np.zeros(1, np.int32)
 // launch: lock<0><<<2, 64>>>(held, count)
@@ -112,7 +112,7 @@ template <int BUG> __global__ void last_block(const float* x, float* part, float
   }
 }
 
-// what: the last block to come sums what all have written
+// what: the last block to arrive sums what all blocks have written
 // array x: np.arange(64, dtype=f32)
 // array part: zeros(256)
 // array out: zeros(1)
@@ -120,7 +120,7 @@ template <int BUG> __global__ void last_block(const float* x, float* part, float
 // launch: last_block<0><<<4, 64>>>(x, part, out, done)
 // gives out: 4 * x.sum(keepdims=True)
 
-// what: the last block's count is raised without a fence
+// what: the count for the last block is raised without a fence
 // array x: zeros(64)
 // array part: zeros(256)
 // array out: zeros(1)
@@ -128,7 +128,7 @@ template <int BUG> __global__ void last_block(const float* x, float* part, float
 // launch: last_block<1><<<4, 64>>>(x, part, out, done)
 // finds: race: | line
 
-// what: a block does not meet before it is counted
+// what: a block is not synchronised before it is counted
 // array x: zeros(64)
 // array part: zeros(256)
 // array out: zeros(1)
@@ -136,7 +136,7 @@ template <int BUG> __global__ void last_block(const float* x, float* part, float
 // launch: last_block<2><<<4, 64>>>(x, part, out, done)
 // finds: race: | line
 
-// what: a fence stands before the store that it is to publish
+// what: a fence precedes the store that it should publish
 // array x: zeros(64)
 // array part: zeros(256)
 // array out: zeros(1)
@@ -162,13 +162,13 @@ template <int BUG> __global__ void named(const float* x, float* y) {
   }
 }
 
-// what: one warp fills two buffers for two others
+// what: one warp fills two buffers for two other warps
 // array x: normal(192)
 // array y: zeros(384)
 // launch: named<0><<<1, 96>>>(x, y)
 // gives y: np.tile(x.reshape(6, 1, 32)[:, :, (np.arange(32) + 5) % 32], (1, 2, 1)).ravel()
 
-// what: nobody waits for a full buffer
+// what: no warp waits for a full buffer
 // array x: zeros(192)
 // array y: zeros(384)
 // launch: named<1><<<1, 96>>>(x, y)
@@ -180,7 +180,7 @@ template <int BUG> __global__ void named(const float* x, float* y) {
 // launch: named<2><<<1, 96>>>(x, y)
 // finds: race: | line
 
-// what: two counts are said of one named barrier
+// what: one named barrier is used with two counts
 // array x: zeros(192)
 // array y: zeros(384)
 // launch: named<3><<<1, 96>>>(x, y)
@@ -192,7 +192,7 @@ template <int BUG> __global__ void named(const float* x, float* y) {
 // launch: named<4><<<1, 96>>>(x, y)
 // finds: divergent barrier: | line
 
-// what: nobody waits for an empty buffer
+// what: no warp waits for an empty buffer
 // array x: zeros(192)
 // array y: zeros(384)
 // launch: named<5><<<1, 96>>>(x, y)
@@ -229,7 +229,7 @@ template <int BUG> __global__ void barriers_in_a_function(float* x) {
 // launch: barriers_in_a_function<1><<<1, 64>>>(x)
 // finds: divergent barrier: | line
 
-// what: two branches on one line have a barrier each
+// what: two branches on one line each have a barrier
 // array x: zeros(64)
 // launch: barriers_in_a_function<2><<<1, 64>>>(x)
 // finds: divergent barrier: | line
@@ -242,19 +242,19 @@ template <int BUG> __global__ void sums_of_the_rest(const float* x, float* y, in
   else y[blockIdx.x * 64 + threadIdx.x] = s;
 }
 
-// what: each block sums what lies from its place on
+// what: each block sums the array from the block's place on
 // array x: np.ones(256, f32)
 // array y: zeros(256)
 // launch: sums_of_the_rest<0><<<4, 64>>>(x, y, 256)
 // gives y: np.repeat(256 - 64 * np.arange(4), 64)
 
-// what: a cast takes away the const of an array
+// what: a cast removes the const of an array
 // array x: zeros(256)
 // array y: zeros(256)
 // launch: sums_of_the_rest<1><<<4, 64>>>(x, y, 256)
 // finds: read-only: | line
 
-// what: the reader of another block is not lost behind four readers of the own one
+// what: a reader of another block is still found after four readers of the same block
 // array x: zeros(256)
 // launch: sums_of_the_rest<0><<<4, 64>>>(x, x, 256)
 // finds: race: | a thread of another block
@@ -324,12 +324,12 @@ template <int BUG> __global__ void half_a_warp_meets(float* x) {
   }
 }
 
-// what: a warp meets in parts
+// what: a warp synchronises in parts
 // array x: zeros(32)
 // launch: half_a_warp_meets<0><<<1, 32>>>(x)
 // gives x: np.array([0, 2] + 30 * [0])
 
-// what: an earlier reader is not lost where a warp meets in parts
+// what: an earlier reader is still found when a warp synchronises in parts
 // array x: zeros(32)
 // launch: half_a_warp_meets<1><<<1, 32>>>(x)
 // finds: race: | line
@@ -339,13 +339,13 @@ template <int BUG> __global__ void atomics_of_others(int* n, int* y) {
   if (BUG == 1 ? threadIdx.x == 31 : blockIdx.x == 3) y[0] = n[0];
 }
 
-// what: other threads' atomics are not lost behind the own one
+// what: atomics of other threads are still found after the thread's own atomic
 // array n: np.zeros(1, np.int32)
 // array y: np.zeros(1, np.int32)
 // launch: atomics_of_others<1><<<1, 32>>>(n, y)
 // finds: race: | an atomic and a plain access race, too
 
-// what: other blocks' atomics are not lost behind the own one
+// what: atomics of other blocks are still found after the block's own atomic
 // array n: np.zeros(1, np.int32)
 // array y: np.zeros(1, np.int32)
 // launch: atomics_of_others<2><<<4, 1>>>(n, y)

@@ -1,4 +1,4 @@
-// what: a warp a row, ignored targets give 0
+// what: one warp per row; ignored targets give 0
 // array logits: normal(6, 40)
 // array target: np.array([3, -1, 39, 0, 7, -1], np.int32)
 // array loss: zeros(6)

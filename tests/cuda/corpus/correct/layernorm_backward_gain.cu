@@ -1,4 +1,4 @@
-// what: the gain's gradient, a strip of rows a thread row, summed over the block
+// what: the gain's gradient: each row of threads sums a strip of rows, and the block adds these sums
 // array dy: normal(13, 32)
 // array xhat: normal(13, 32)
 // array dgain: zeros(32)

@@ -1,4 +1,4 @@
-// what: mean and variance by Welford's update, one warp a row, two rows a block
+// what: mean and variance by Welford's update, one warp per row, two rows per block
 // array x: normal(5, 50) + 3
 // array y: zeros(5, 50)
 // launch: norm<<<3, (32, 2)>>>(x, y, 5, 50)

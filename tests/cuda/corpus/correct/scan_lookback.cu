@@ -1,4 +1,4 @@
-// what: a chained scan: blocks take numbers, publish sums behind a fence, look back at one flag
+// what: a chained scan: blocks take tickets, publish sums after a fence, and look back at one flag
 // array x: ints(0, 9, 160)
 // array sums: np.zeros(5, np.int32)
 // array flags: np.zeros(5, np.int32)

@@ -1,4 +1,4 @@
-// what: a lock by atomicCAS and atomicExch with fences, one thread a block
+// what: a lock by atomicCAS and atomicExch with fences, one thread per block
 // array total: np.zeros(2, np.int32)
 // array lock: np.zeros(1, np.int32)
 // launch: add<<<6, 32>>>(total, lock)

@@ -1,4 +1,4 @@
-// what: ASCII letters to capitals, four bytes a thread with byte tricks
+// what: ASCII letters to capitals, four bytes per thread with bit operations
 // array text: np.frombuffer(b"seven Bridges, one town! 1736...", np.uint8).copy()
 // launch: upper<<<1, 8>>>(text)
 // gives text: np.frombuffer(bytes(text).upper(), np.uint8)

@@ -1,4 +1,4 @@
-// what: a tile with a padded row, four rows a thread
+// what: a tile with a padded row, four rows per thread
 // array x: normal(70, 45)
 // array y: zeros(45, 70)
 // launch: turn<<<(2, 3), (32, 8)>>>(x, y, 70, 45)
