@@ -124,7 +124,7 @@ def tile(number: str, width: int, time: int, on: Card, tf32: bool = False) -> Ti
     """
     cores = number != "float" or tf32
     if cores and not on.has_mma:
-        what = "TF32" if number == "float" else number
+        what = {"float": "TF32", "__half": "float16"}.get(number, "bfloat16")
         raise NanoEulerError(f"{what} needs compute capability 8.0 or later, this GPU has {on.version}")
     if number != "float" and on.capability == 90 and width in HOPPER:
         return _hopper_tile(number, width, *HOPPER[width])
