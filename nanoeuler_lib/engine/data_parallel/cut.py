@@ -8,7 +8,7 @@ from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.engine.memory import ALIGN, layout
 from nanoeuler_lib.errors import NanoEulerError
 
-PARTS = 8  # shares of a bucket, as in many.cu, and so the largest number of GPUs
+PARTS = 8  # pieces of a bucket, as in many.cu, and so the largest number of GPUs
 # Sixteenths of the layers in each bucket. The last buckets are small because they are complete only when the backward
 # pass ends, so no computation overlaps their transfer.
 SIXTEENTHS = 5, 5, 4, 2
@@ -44,7 +44,7 @@ class Bucket:
         return (self.stop - self.start) // ALIGN
 
     def share(self, first: int, last: int) -> slice:
-        """Return shares first to last - 1, of PARTS, as a slice of the flat array."""
+        """Return pieces first to last - 1, of PARTS, as a slice of the flat array."""
         at = (self.start + ALIGN * (self.units * k // PARTS) for k in (first, last))
         return slice(*at)
 
