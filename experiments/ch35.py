@@ -25,7 +25,7 @@ LAYERS = {  # name -> width F, number of experts (0: dense), weight of the auxil
     "8 experts": (E * WIDTH + E, E, 0.0),
     "8 experts, balanced": (E * WIDTH + E, E, BALANCE),
 }
-STORIES, STOPS, SHUFFLES, EVERY = 4000, 4, 20, 20
+STORIES, PLACES, SHUFFLES, EVERY = 4000, 4, 20, 20
 KEPT = ROOT / "_build" / "ch35"
 
 
@@ -37,7 +37,8 @@ def loads(p: np.ndarray) -> list[float]:
 def compare(name: str, seed: int) -> dict:
     """Train one frame and measure it; for a mixture, store the load of the experts during training."""
     ffn, mixed, balance = LAYERS[name]
-    functions = experts.mixture(E, TOP, balance, log=(log := [])) if mixed else {}
+    log = []
+    functions = experts.mixture(E, TOP, balance, log=log) if mixed else {}
     trained = frame.train(STEPS, seed=seed, ffn=ffn, **functions)
     history = log[: 4 * STEPS].copy()  # two layers, each twice per step: forward, and again before its backward pass
     log.clear()
@@ -66,24 +67,27 @@ def dialects(seed: int) -> dict:
         STEPS, seed=seed, ffn=ffn, tokens=dialect_tokens(frame.BYTES), **experts.mixture(E, TOP, balance)
     )
     fresh = GPT(trained.model.config, seed=seed)
-    tokens, dialect, at, marks = experts.exam(STORIES, frame.tokenizer(), seed=900 + seed, stops=STOPS)
-    rng, found = np.random.default_rng(seed), []
+    tokens, dialect, places, marks = experts.exam(STORIES, frame.tokenizer(), seed=900 + seed, first=PLACES)
+    rng, half, found = np.random.default_rng(seed), len(tokens) // 2, []
     for name, model in (("trained", trained.model), ("fresh", fresh)):
-        p = experts.routed(model, tokens, E, TOP)
+        inputs, p = experts.routed(model, tokens, E, TOP)
         sets = (p > 0) @ (1 << np.arange(E))  # [L, B, T]: one number per set of experts
-        for layer, stop in product(range(2), range(STOPS)):
-            chosen = sets[layer, np.arange(len(tokens)), at[:, stop]]
+        for layer, kind, k in product(range(2), range(2), range(PLACES)):
+            at = np.arange(len(tokens)), places[:, kind, k]
+            chosen, guess = sets[layer][at], experts.guesses(inputs[layer][at], dialect)
             shuffled = [experts.information(chosen, rng.permutation(dialect)) for _ in range(SHUFFLES)]
             found.append(
                 {
-                    "router": name,
+                    "model": name,
                     "layer": layer + 1,
-                    "stop": stop + 1,
-                    "bits": round(experts.information(chosen, dialect), 4),
+                    "place": ("marked word", "full stop")[kind],
+                    "k": k + 1,
+                    "router": round(experts.information(chosen, dialect), 4),
                     "shuffled": round(float(np.mean(shuffled)), 4),
-                    "shuffled_spread": round(float(np.std(shuffled, ddof=1)), 4),
-                    "known": round(float(np.mean([experts.known(int(m)) for m in marks[:, stop]])), 4),
-                    "marks": round(float(marks[:, stop].mean()), 3),
+                    "probe": round(experts.information(guess, dialect[half:]), 4),
+                    "probe_right": round(float((guess == dialect[half:]).mean()), 4),
+                    "known": round(float(np.mean([experts.known(int(m)) for m in marks[:, kind, k]])), 4),
+                    "marks": round(float(marks[:, kind, k].mean()), 3),
                 }
             )
     return {"part": "dialects", "seed": seed, "stories": len(tokens), "found": found}
@@ -107,7 +111,7 @@ def main() -> None:
         rows.append(kept(f"dialects {seed}", dialects, seed))
         rows += [kept(f"{name} {seed}", compare, name, seed) for name in LAYERS]
     config = {"seeds": SEEDS, "steps": STEPS, "experts": E, "top": TOP, "width": WIDTH, "balance": BALANCE}
-    config |= {"stories": STORIES, "stops": STOPS, "every": EVERY, "model": frame.CONFIG.to_dict()}
+    config |= {"stories": STORIES, "places": PLACES, "every": EVERY, "model": frame.CONFIG.to_dict()}
     save("ch35", config, rows)
 
 

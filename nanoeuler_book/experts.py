@@ -112,15 +112,20 @@ def mixture(
     return {"swiglu_forward": forward_pass, "swiglu_backward": backward_pass}
 
 
-def routed(model: GPT, tokens: np.ndarray, experts: int, top: int, rows: int = 50) -> np.ndarray:
-    """Return the routing weights of a trained mixture at every position, [L, B, T, E], for tokens [B, T]."""
-    parts = []
+def routed(model: GPT, tokens: np.ndarray, experts: int, top: int, rows: int = 50) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the routers of a trained mixture read and choose, for tokens [B, T].
+
+    Returns the inputs of the feed-forward layers [L, B, T, D] and the routing weights [L, B, T, E].
+    """
+    inputs, weights = [], []
     for start in range(0, len(tokens), rows):
         batch = tokens[start : start + rows]
         with ops.use(**mixture(experts, top, log=(log := []))):
             model.hidden(batch)
-        parts.append(np.stack(log).reshape(-1, *batch.shape, experts))
-    return np.concatenate(parts, axis=1)
+        weights.append(np.stack(log).reshape(-1, *batch.shape, experts))
+        layers = model.plan(*batch.shape).layers
+        inputs.append(np.stack([layer.y2.reshape(*batch.shape, -1) for layer in layers]))
+    return np.concatenate(inputs, axis=1), np.concatenate(weights, axis=1)
 
 
 # ---- Königsberg in four dialects
@@ -135,6 +140,7 @@ SPELLINGS = {
 }
 LIKELY, RARELY = 0.7, 0.1
 MARKED = re.compile(rf"(?<= )({'|'.join(SPELLINGS)})(?=[ .,])")
+ANY_SPELLING = re.compile(rf"(?<= )({'|'.join(form for forms in SPELLINGS.values() for form in forms)})(?=[ .,])")
 
 
 def spelled(text: str, dialect: int, rng: np.random.Generator) -> str:
@@ -170,12 +176,13 @@ def compositions(total: int, parts: int) -> Iterable[tuple[int, ...]]:
             yield first, *rest
 
 
-def exam(stories: int, tokenizer: Tokenizer, seed: int, stops: int = 4) -> tuple[np.ndarray, ...]:
-    """Return stories in random dialects that fit the frame's context, and the positions of their first full stops.
+def exam(stories: int, tokenizer: Tokenizer, seed: int, first: int = 4) -> tuple[np.ndarray, ...]:
+    """Return stories in random dialects that fit the frame's context, with places at which to ask about the dialect.
 
-    Returns tokens [n, 128], dialects [n], the positions of the first `stops` full stops [n, stops], and the number of
-    marked words before each of them [n, stops]. A story is taken by its usual text, which is independent of its dialect:
-    it has enough full stops, and fits in any spelling.
+    Returns tokens [n, 128]; dialects [n]; the positions [n, 2, first] of the last tokens of the first marked words and
+    of the first full stops; the number of marked words up to each of these places, of the same shape. A story is taken
+    by its usual text, which is independent of its dialect: it has enough marked words and full stops, and fits in any
+    spelling.
     """
     rng, end = np.random.default_rng(seed), tokenizer.special_tokens[END_OF_TEXT]
     longer = {word: max(len(tokenizer.encode(f" {s}")) for s in forms) - 1 for word, forms in SPELLINGS.items()}
@@ -183,18 +190,30 @@ def exam(stories: int, tokenizer: Tokenizer, seed: int, stops: int = 4) -> tuple
     for story in konigsberg.stories(20 * stories, seed):
         words = MARKED.findall(story.text)
         fits = len(tokenizer.encode(story.text)) + sum(longer[word] for word in words) < CONTEXT
-        if not fits or story.text.count(".") < stops:
+        if not fits or min(len(words), story.text.count(".")) < first:
             continue
         dialects.append(int(rng.integers(4)))
-        ids = tokenizer.encode(spelled(story.text, dialects[-1], rng))
+        text = spelled(story.text, dialects[-1], rng)
+        ids = tokenizer.encode(text)
         rows.append(np.full(CONTEXT, end))
         rows[-1][1 : len(ids) + 1] = ids
-        positions.append([t for t, i in enumerate(rows[-1]) if i == tokenizer.encode(".")[0]][:stops])
-        parts = story.text.split(".")
-        marks.append([len(MARKED.findall(".".join(parts[: stop + 1]) + ".")) for stop in range(stops)])
+        token_ends = np.cumsum(tokenizer.token_lengths[ids])  # in bytes
+        ends = [len(text[: match.end()].encode()) for match in ANY_SPELLING.finditer(text)]
+        stops = [len(text[: match.end()].encode()) for match in re.finditer(r"[.]", text)]
+        places = np.array([ends[:first], stops[:first]])
+        positions.append(1 + np.searchsorted(token_ends, places))
+        marks.append((np.array(ends)[:, None, None] <= places).sum(axis=0))
         if len(rows) == stories:
             break
     return np.array(rows), np.array(dialects), np.array(positions), np.array(marks)
+
+
+def guesses(inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the labels that a linear probe guesses for the second half of `inputs` [n, D]; it learns from the first."""
+    half = len(inputs) // 2
+    ones = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)
+    weights = np.linalg.lstsq(ones[:half], np.eye(labels.max() + 1)[labels[:half]], rcond=None)[0]
+    return (ones[half:] @ weights).argmax(axis=1)
 
 
 def information(a: np.ndarray, b: np.ndarray) -> float:
