@@ -156,7 +156,7 @@ def spelled(text: str, dialect: int, rng: np.random.Generator) -> str:
 
 @cache
 def known(marks: int) -> float:
-    """Return I(the spellings of `marks` words; the dialect) in bits: 2 minus the mean entropy of the exact posterior."""
+    """Return I(spellings of `marks` words; dialect) in bits: 2 minus the mean entropy of the exact posterior."""
     bits = 0.0
     for counts in compositions(marks, 4):
         ways = math.factorial(marks) / math.prod(map(math.factorial, counts))
@@ -209,7 +209,7 @@ def exam(stories: int, tokenizer: Tokenizer, seed: int, first: int = 4) -> tuple
 
 
 def guesses(inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the labels that a linear probe guesses for the second half of `inputs` [n, D]; it learns from the first."""
+    """Return a linear probe's guesses of the labels of the second half of `inputs` [n, D]; it learns from the first."""
     half = len(inputs) // 2
     ones = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)
     weights = np.linalg.lstsq(ones[:half], np.eye(labels.max() + 1)[labels[:half]], rcond=None)[0]
