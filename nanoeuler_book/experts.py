@@ -24,9 +24,9 @@ CONTEXT = 128
 
 
 def routing(logits: np.ndarray, top: int) -> np.ndarray:
-    """Return the softmax over the `top` largest logits of each position, and 0 for the other experts.
+    """Return the softmax over the `top` largest logits, and 0 for the other experts.
 
-    logits: [..., E]. Of equal logits, the first is chosen. Returns [..., E].
+    logits: [..., E]; of equal logits, the first is chosen. Returns [..., E].
     """
     order = np.argsort(-logits, axis=-1, kind="stable")
     chosen = np.zeros(logits.shape, bool)
