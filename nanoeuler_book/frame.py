@@ -10,7 +10,7 @@ import math
 import textwrap
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -100,22 +100,30 @@ class Frame:
 
 
 def train(
-    steps: int = STEPS, *, without: Sequence[str] = (), rate: float = RATE, seed: int = 0, **functions: Callable | None
+    steps: int = STEPS,
+    *,
+    without: Sequence[str] = (),
+    rate: float = RATE,
+    seed: int = 0,
+    ffn: int = CONFIG.ffn,
+    tokens: data.Tokens | None = None,
+    **functions: Callable | None,
 ) -> Frame:
     """Train the frame with AdamW, 16 rows of 128 tokens per step.
 
-    without: names of `WITHOUT`; functions: a reader's functions by the names of `ops.use`, None for the book's. The
-    functions that `keep` has stored are used too. A run with a reader's functions that would take over a minute has
-    fewer steps, and prints how many. Raises NanoEulerError if a part is unknown.
+    without: names of `WITHOUT`; ffn: width of the feed-forward layers; tokens: by default `training_tokens()`;
+    functions: a reader's functions by the names of `ops.use`, None for the book's. The functions that `keep` has stored
+    are used too. A run with a reader's functions that would take over a minute has fewer steps, and prints how many.
+    Raises NanoEulerError if a part is unknown.
     """
     own = kept() | usable(functions)
     for part in without:
         if part not in WITHOUT:
             raise NanoEulerError(f"without must be a list of {', '.join(WITHOUT)}, got {part!r}")
         own |= WITHOUT[part]
-    model, rng = GPT(CONFIG, seed=seed), np.random.default_rng(seed)
-    optimizer = AdamW(CONFIG, TrainConfig(steps=steps, warmup=min(WARMUP, steps), rate=rate))
-    tokens, limit, began = training_tokens(), math.inf, time.perf_counter()
+    model, rng = GPT(replace(CONFIG, ffn=ffn), seed=seed), np.random.default_rng(seed)
+    optimizer = AdamW(model.config, TrainConfig(steps=steps, warmup=min(WARMUP, steps), rate=rate))
+    tokens, limit, began = tokens or training_tokens(), math.inf, time.perf_counter()
     with ops.use(**own):
         for step in range(1, steps + 1):
             _, grads = model.loss_and_gradients(*data.batch(tokens, rng, ROWS, CONFIG.context, predict=1))

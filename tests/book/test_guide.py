@@ -10,6 +10,7 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
+from nanoeuler_book.experts import routing  # noqa: E402
 from nanoeuler_lib.config import ModelConfig  # noqa: E402
 from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16  # noqa: E402
 from nanoeuler_lib.formats import layout  # noqa: E402
@@ -208,6 +209,14 @@ def exam_of_34():
     return ", ".join(map(str, pairs)), "{}, {}, {}".format(*codes[0, :3]), f"{size:,}", f"{cache:,}"
 
 
+def exam_of_35():
+    logits, f, P = np.array([2.0, 1, 0, -1]), np.array([0.5, 0.5, 0, 0]), np.array([0.4, 0.4, 0.1, 0.1])
+    p, q = routing(logits, 2), np.exp(logits) / np.exp(logits).sum()
+    weights = [3 * 64 * 88 * n + 64 * 8 for n in (8, 2)]
+    missing, loss = q[2:].sum(), 0.01 * 4 * (f * P).sum()
+    return "{:.2f} and {:.2f}".format(*p[:2]), f"{missing:.2f}", *(f"{n:,}" for n in weights), f"{loss:.3f}"
+
+
 EXAMS = {  # what the rubric of a chapter's exam question must have: the library's answer, or a formula's
     "02": lambda: [f"{nats / (size * math.log(2)):.2f}" for nats, size in ((2.0, 4), (1.2, 2))],
     "03": exam_of_03,
@@ -227,6 +236,7 @@ EXAMS = {  # what the rubric of a chapter's exam question must have: the library
     "32": lambda: [str(next(n for n in range(999) if 0.99**n <= 0.05))],
     "33": lambda: [f"{100 * 12 / 8:g} MB", f"{100 * 12 / 8 + 600:g} MB", f"{6e3 * (1e-5 + 4e8 / 4 / 100e9):.2f}"],
     "34": exam_of_34,
+    "35": exam_of_35,
     "A2": lambda: ["{:.0f} and {:.0f}".format(*np.linalg.svd(np.array([[5.0, 4], [4, 5]]))[1])],
 }
 
