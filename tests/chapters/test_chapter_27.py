@@ -43,6 +43,7 @@ WRONG_KERNELS = {
     "no barrier after the product": ("__syncthreads();  // no thread", "// no thread"),
     "only the tile's maximum": ("float larger = m;", "float larger = LOWEST;"),
     "o is not scaled": ("o[c] *= kept;", ";"),
+    "eight outputs for every width": ("c < C / 4; c++) o[c] *= kept", "c < 8; c++) o[c] *= kept"),
     "no maximum subtracted": ("__expf(p[j] - larger)", "__expf(p[j])"),
 }  # fmt: skip
 test_right_kernels, test_wrong_gaps = rewritten_tests(
