@@ -22,17 +22,17 @@ GAIN = 0.02
 ROUNDS, TIMES = 7, 5  # rounds over all algorithms of a product, and launches per round
 
 
-def milliseconds(launch) -> float:
-    """Return the milliseconds of a launch: the mean of TIMES launches by the GPU's clock."""
+def milliseconds(launch, times: int = TIMES) -> float:
+    """Return the milliseconds of a launch: the mean of a number of launches by the GPU's clock."""
     import cupy
 
     first, last = cupy.cuda.Event(), cupy.cuda.Event()
     first.record()
-    for _ in range(TIMES):
+    for _ in range(times):
         launch()
     last.record()
     last.synchronize()
-    return cupy.cuda.get_elapsed_time(first, last) / TIMES
+    return cupy.cuda.get_elapsed_time(first, last) / times
 
 
 def fastest(algorithms) -> tuple[int, list[float]]:

@@ -12,7 +12,11 @@ import argparse
 import statistics
 from pathlib import Path
 
+import numpy as np
+
+from benchmarks.gpu_products import milliseconds
 from nanoeuler_lib import cuda
+from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16
 from nanoeuler_lib.engine import flash
 from tools.notebooks.results import FOLDER, save
 
@@ -31,8 +35,8 @@ def contestants(B: int, T: int) -> dict:
     """Return what is timed, by name, after comparing the outputs of each rung with the library's."""
     import cupy as cp
 
-    rng = cp.random.default_rng(T)
-    qkv = bfloat16(rng.standard_normal((B, T, HEADS + 2 * GROUPS, C), dtype=cp.float32))
+    rng = np.random.default_rng(T)
+    qkv = cp.asarray(to_bfloat16(rng.standard_normal((B, T, HEADS + 2 * GROUPS, C), dtype=np.float32)))
     cuts = slice(0, HEADS), slice(HEADS, HEADS + GROUPS), slice(HEADS + GROUPS, None)
     q, k, v = (cp.ascontiguousarray(qkv[:, :, cut].swapaxes(1, 2)).reshape(-1, T, C) for cut in cuts)
     packed, out = qkv.reshape(B, T, -1), cp.empty((B, T, HEADS * C), cp.uint16)
@@ -45,7 +49,7 @@ def contestants(B: int, T: int) -> dict:
         launches = flash.forward(out, sums, packed, HEADS, GROUPS, C**-0.5, on=on, checked=False)
         runs[name] = lambda launches=launches: flash.run(launches)
     runs["library, mma.sync"]()
-    wanted = numbers(out).reshape(B, T, HEADS, C).swapaxes(1, 2).reshape(q.shape)
+    wanted = from_bfloat16(out.get()).reshape(B, T, HEADS, C).swapaxes(1, 2).reshape(q.shape)
     for defines in RUNGS:
         kernel = cuda.module(SOURCE, checked=False, defines=defines)["ladder"]
         rows = 128 if defines["RUNG"] == 5 else 64
@@ -53,33 +57,11 @@ def contestants(B: int, T: int) -> dict:
         y.fill(0x7FC0)  # NaN
         lse.fill(cp.nan)
         launch()
-        off, off_lse = float(abs(numbers(y) - wanted).max()), float(abs(lse.reshape(sums.shape) - sums).max())
+        off = float(abs(from_bfloat16(y.get()) - wanted).max())
+        off_lse = float(abs(lse.reshape(sums.shape) - sums).max())
         assert off < 0.04 and off_lse < 1e-3, f"rung {defines}: y is off by {off}, lse by {off_lse}"
         runs[name_of(defines)] = launch
     return runs
-
-
-def bfloat16(x):
-    """Round float32 to the nearest bfloat16, as uint16."""
-    bits = x.view("uint32")
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("uint16")
-
-
-def numbers(bits):
-    return (bits.astype("uint32") << 16).view("float32")
-
-
-def milliseconds(run) -> float:
-    import cupy as cp
-
-    start, end = cp.cuda.Event(), cp.cuda.Event()
-    run()  # the device is busy while the processor prepares the timing
-    start.record()
-    for _ in range(LAUNCHES):
-        run()
-    end.record()
-    end.synchronize()
-    return cp.cuda.get_elapsed_time(start, end) / LAUNCHES
 
 
 def measure(B: int, T: int, rounds: int) -> list[dict]:
@@ -87,7 +69,8 @@ def measure(B: int, T: int, rounds: int) -> list[dict]:
     taken = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            taken[name].append(milliseconds(run))
+            run()  # the device is busy while the processor prepares the timing
+            taken[name].append(milliseconds(run, LAUNCHES))
     rows = []
     for name, times in taken.items():
         took = statistics.median(times)

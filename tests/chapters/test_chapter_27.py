@@ -8,6 +8,7 @@ from chapters import accepts, rejects, rewritten_tests
 
 from nanoeuler_book.checks import verdict
 from nanoeuler_lib import cuda
+from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16
 from nanoeuler_lib.engine import flash
 from tools.notebooks.cells import ROOT
 
@@ -172,24 +173,14 @@ def test_rungs_compute_attention(rung):
     rng = np.random.default_rng(rung)
     kernel = cuda.module(LADDER, where="cpu", defines={"RUNG": rung})["ladder"]
     for heads, group, T, size in ((1, 1, 1, 1), (2, 2, 70, 1), (1, 1, 200, 20)):
-        bits = [as_bits(rng.standard_normal((n, T, 64))) for n in (heads, heads // group, heads // group)]
+        bits = [to_bfloat16(rng.standard_normal((n, T, 64))) for n in (heads, heads // group, heads // group)]
         y, lse = np.full((heads, T, 64), 0x7FC0, np.uint16), np.full((heads, T), np.nan, np.float32)
         kernel((-(-T // (128 if rung == 5 else 64)), heads), 128, (*bits, y, lse, T, group, size / 8))
-        q, k, v = map(from_bits, bits)
+        q, k, v = (from_bfloat16(x).astype(np.float64) for x in bits)
         for head in range(heads):
             scores = np.where(np.tri(T, dtype=bool), size / 8 * q[head] @ k[head // group].T, -np.inf)
             top = scores.max(axis=1, keepdims=True)
             e = np.exp(scores - top)
             wanted = e / e.sum(axis=1, keepdims=True) @ v[head // group]
-            assert np.abs(from_bits(y[head]) - wanted).max() <= 2 * 2.0**-8 * np.abs(v).max()
+            assert np.abs(from_bfloat16(y[head]) - wanted).max() <= 2 * 2.0**-8 * np.abs(v).max()
             np.testing.assert_allclose(lse[head], top[:, 0] + np.log(e.sum(axis=1)), rtol=1e-5, atol=1e-5)
-
-
-def as_bits(x):
-    """Round to the nearest bfloat16, as uint16."""
-    bits = x.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def from_bits(bits):
-    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
