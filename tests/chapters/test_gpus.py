@@ -98,6 +98,12 @@ def test_as_many_rows_as_the_engine_takes_at_a_time(name, precision, size, monke
     assert gpus.rows_at_a_time(config, precision, room) == wanted
 
 
+def test_one_byte_too_few_halves_the_rows():
+    config = preset("base")
+    need = sum(memory.bytes_needed(config, 16, config.context, "bfloat16").values()) + memory.RESERVED
+    assert [gpus.rows_at_a_time(config, "bfloat16", size) for size in (need, need - 1)] == [16, 8]
+
+
 def test_the_flops_of_a_step_are_those_of_all_its_products():
     c = ModelConfig(dim=12, heads=6, kv_heads=2, layers=3, context=9, vocab_size=11, predict=2, ffn=10)
     products = c.layers * [(12, (6 + 2 * 2) * 2), (6 * 2, 12), (12, 2 * 10), (10, 12)] + [(12, 2 * 11)]
