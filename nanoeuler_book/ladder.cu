@@ -38,7 +38,7 @@ template <int COUNT> __device__ __forceinline__ void load_tile(bf16* tile, const
   }
 }
 
-// All copies of this block have arrived, and all threads can read them.
+// Wait until all copies of this block have arrived, so that all threads can read them.
 __device__ __forceinline__ void arrive() {
   if (RUNG >= 4) {
     copy_async_commit();

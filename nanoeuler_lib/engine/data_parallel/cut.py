@@ -44,7 +44,7 @@ class Bucket:
         return (self.stop - self.start) // ALIGN
 
     def share(self, first: int, last: int) -> slice:
-        """Return pieces first to last - 1, of PARTS, as a slice of the flat array."""
+        """Return the slice of the flat array with the pieces first to last - 1, out of PARTS."""
         at = (self.start + ALIGN * (self.units * k // PARTS) for k in (first, last))
         return slice(*at)
 
