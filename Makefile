@@ -14,7 +14,7 @@ SEED   ?= 0
 SKIP   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book quick test test-all portable mutants mutants-library lab execute notebook text mirror maps results runtimes assignment assignments autograde gradescope count numbers terms lint format lock oracle browser pdf look clean
+.PHONY: help setup book quick test test-all portable mutants mutants-library lab plain execute notebook text mirror maps results runtimes assignment assignments autograde gradescope count numbers terms lint format lock oracle browser pdf look clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ mutants-library: $(READY)  ## test whether the tests catch bugs planted in the l
 lab: $(READY)  ## open JupyterLab on your own copies of the notebooks, in work/ (NB=notebooks/06_attention.ipynb: on the original)
 	@$(BIN)/python -m tools.book.lab
 	$(BIN)/jupyter lab --notebook-dir=. $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) $(if $(filter command line,$(origin NB)),$(NB),work/00_start_here.ipynb)
+
+plain: $(READY)  ## write the notebooks for programs without MyST (VS Code, Colab, Kaggle, GitHub): _build/plain
+	@$(BIN)/python -m tools.book.plain
 
 runtimes: $(READY)  ## compare the outputs of one run in NumPy, the page's JavaScript, transformers 4 and 5, llama.cpp (RUN=...)
 	@$(BIN)/python -m benchmarks.runtimes $(RUN)

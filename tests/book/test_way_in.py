@@ -27,7 +27,7 @@ ROOT = project.ROOT
 README = (ROOT / "README.md").read_text()
 INTRO, COMMAND, SPEED = ((ROOT / f"book/{name}.md").read_text() for name in "intro command speed".split())
 SOMEWHERE = project.Project(
-    "https://github.com/anna/euler", "https://anna.github.io/euler", "main", ("binder", "colab")
+    "https://github.com/anna/euler", "https://anna.github.io/euler", "main", ("colab", "binder")
 )
 
 

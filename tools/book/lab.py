@@ -86,7 +86,7 @@ class Links:
         if place is None:
             return None
         place = f"#{target}" if place == file else place
-        word = "" if role == "ref" else {"fig": "Figure ", "eq": "", "tab": "Table "}.get(target[:3].strip("-"), "")
+        word = "" if role == "ref" else {"fig": "Figure ", "thm": "Theorem ", "tab": "Table "}.get(target[:3], "")
         words = shown if named else f"({number})" if role == "eq" else word + number
         return f"[{words}]({place})"
 

@@ -153,14 +153,16 @@ def configure(app: Sphinx, config: Config) -> None:
         config.html_baseurl = f"{project.book}/"
     if not project.repository:
         return
-    on_a_host = project.repository.startswith(("https://github.com/", "https://gitlab.com/"))
+    on_github = project.repository.startswith("https://github.com/")
+    on_a_host = on_github or project.repository.startswith("https://gitlab.com/")
+    launchers = [name for name in project.launch if on_github or (on_a_host and name != "colab")]
     config.html_theme_options |= {
         "repository_url": project.repository,
         "repository_branch": project.branch,
         "use_repository_button": True,
         "use_source_button": on_a_host,
         "use_issues_button": on_a_host,
-        "launch_buttons": {k: v for name in project.launch if on_a_host for k, v in LAUNCHERS[name].items()},
+        "launch_buttons": {k: v for name in launchers for k, v in LAUNCHERS[name].items()},
     }
 
 
