@@ -33,20 +33,33 @@ EVERY = 20  # steps whose largest scores are stored
 KEPT = ROOT / "_build" / "qk_norm"
 
 
+def pair(factor: float | None) -> dict:
+    """Return the attention of a run, as functions for `ops.use`."""
+    if factor is None:
+        return {"attention_forward": attention_forward, "attention_backward": attention_backward}
+    return {"attention_forward": partial(qk_norm_forward, factor=factor), "attention_backward": qk_norm_backward}
+
+
 def watched(factor: float | None, largest: list[float]) -> dict:
-    """Return the pair of functions for `ops.use`; each forward pass of a layer appends its largest |score|."""
-    forward, backward = attention_forward, attention_backward
-    if factor is not None:
-        forward, backward = partial(qk_norm_forward, factor=factor), qk_norm_backward
+    """Return the same functions; in every step, each layer appends its largest |score| to `largest`, an empty list.
+
+    `ops/plain.py` computes attention again before its backward pass, from the last layer to the first. That takes a
+    quarter of a step, so these functions return the first result again.
+    """
+    functions, results = pair(factor), []
+    causal = np.tri(frame.CONFIG.context, dtype=np.float32)
 
     def attention(q, k, v):
-        y, saved = forward(q, k, v)
+        if len(largest) == frame.CONFIG.layers:
+            return results.pop()
+        results.append(functions["attention_forward"](q, k, v))
+        saved = results[-1][1]
         q, k, *_ = saved if factor is None else saved[2]  # [B, G, H/G, T, C] and [B, G, 1, T, C]
-        scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
-        largest.append(float(np.abs(np.tril(scores)).max()))  # NaN stays NaN
-        return y, saved
+        scores = q @ k.swapaxes(-1, -2) * causal
+        largest.append(float(max(scores.max(), -scores.min())) / math.sqrt(q.shape[-1]))
+        return results[-1]
 
-    return {"attention_forward": attention, "attention_backward": backward}
+    return functions | {"attention_forward": attention}
 
 
 def run(optimizer: str, rate: float, factor: float | None, seed: int) -> dict:
@@ -54,17 +67,17 @@ def run(optimizer: str, rate: float, factor: float | None, seed: int) -> dict:
     model, rng = GPT(frame.CONFIG, seed=seed), np.random.default_rng(seed)
     config = TrainConfig(steps=frame.STEPS, warmup=frame.WARMUP, rate=rate, optimizer=optimizer)
     update, losses, scores = optimizer_of(frame.CONFIG, config), [], []
-    functions = watched(factor, largest := [])
-    with ops.use(**functions), np.errstate(all="ignore"):
-        for step in range(1, frame.STEPS + 1):
-            batch = data.batch(frame.training_tokens(), rng, frame.ROWS, frame.CONFIG.context, predict=1)
-            loss, grads = model.loss_and_gradients(*batch)
-            losses.append(float(loss))
-            scores.append(float(np.max(largest)))  # over layers, heads, rows and positions
-            largest.clear()
-            update.step = step
-            update.update(model.params, grads, list(grads), factor=1.0)
-        measured = evaluate.measure(frame.Frame(model, functions), frame.tokenizer(), frame.held_out())
+    with np.errstate(all="ignore"):
+        with ops.use(**watched(factor, largest := [])):
+            for step in range(1, frame.STEPS + 1):
+                batch = data.batch(frame.training_tokens(), rng, frame.ROWS, frame.CONFIG.context, predict=1)
+                loss, grads = model.loss_and_gradients(*batch)
+                losses.append(float(loss))
+                scores.append(float(np.max(largest)))  # over layers, heads, rows and positions; NaN stays NaN
+                largest.clear()
+                update.step = step
+                update.update(model.params, grads, list(grads), factor=1.0)
+        measured = evaluate.measure(frame.Frame(model, pair(factor)), frame.tokenizer(), frame.held_out())
     finite = lambda number, digits: round(float(number), digits) if math.isfinite(number) else None
     row = {"optimizer": optimizer, "rate": rate, "factor": factor, "seed": seed}
     row |= {"bits": finite(measured.bits_per_byte, 5), "facts": finite(measured.accuracy(konigsberg.FACT), 5)}
