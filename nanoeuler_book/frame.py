@@ -11,7 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, wraps
 from itertools import islice
 from pathlib import Path
 from types import CodeType
@@ -107,11 +107,13 @@ def train(
     seed: int = 0,
     ffn: int = CONFIG.ffn,
     tokens: data.Tokens | None = None,
+    layers: Sequence[tuple[Callable, Callable]] = (),
     **functions: Callable | None,
 ) -> Frame:
     """Train the frame with AdamW, 16 rows of 128 tokens per step.
 
-    without: names of `WITHOUT`; ffn: width of the feed-forward layers; tokens: by default `training_tokens()`;
+    without: names of `WITHOUT`; ffn: width of the feed-forward layers; tokens: by default `training_tokens()`; layers:
+    the pair of attention functions of each layer (`by_layer`), or empty for the same attention in all layers;
     functions: a reader's functions by the names of `ops.use`, None for the book's. The functions that `keep` has stored
     are used too. A run with a reader's functions that would take over a minute has fewer steps, and prints how many.
     Raises NanoEulerError if a part is unknown.
@@ -122,6 +124,7 @@ def train(
             raise NanoEulerError(f"without must be a list of {', '.join(WITHOUT)}, got {part!r}")
         own |= WITHOUT[part]
     model, rng = GPT(replace(CONFIG, ffn=ffn), seed=seed), np.random.default_rng(seed)
+    own |= by_layer(model, layers) if layers else {}
     optimizer = AdamW(model.config, TrainConfig(steps=steps, warmup=min(WARMUP, steps), rate=rate))
     tokens, limit, began = tokens or training_tokens(), math.inf, time.perf_counter()
     with ops.use(**own):
@@ -142,6 +145,27 @@ def usable(functions: dict[str, Callable | None]) -> dict[str, Callable]:
     missing = {name for name, function in functions.items() if not function}
     missing |= {name for name in functions if name.replace("_forward", "_backward") in missing}
     return {name: function for name, function in functions.items() if name not in missing}
+
+
+def by_layer(model: GPT, layers: Sequence[tuple[Callable, Callable]]) -> dict[str, Callable]:
+    """Return the functions for `ops.use` that give each layer of a model its own attention.
+
+    layers: one pair (forward, backward) per layer, with the arguments of `attention_forward` and `attention_backward`.
+    The layer is found by the buffer in which the values lie: every layer of the model's plan has its own.
+    """
+
+    def forward(q, k, v):
+        plan = model.plan(v.shape[0], v.shape[2])
+        (pair,) = (p for p, layer in zip(layers, plan.layers, strict=True) if np.may_share_memory(v, layer.qkv))
+        y, saved = pair[0](q, k, v)
+        return y, (pair[1], saved)
+
+    def backward(dy, saved):
+        own_backward, own_saved = saved
+        return own_backward(dy, own_saved)
+
+    forwards = [pair[0] for pair in layers]
+    return _pair("attention", wraps(next(filter(readers, forwards), forwards[0]))(forward), backward)
 
 
 def readers(function: Callable) -> bool:
