@@ -43,7 +43,7 @@ pdf: book  ## print the whole book into one PDF with an outline: _build/nanoeule
 
 # Each process uses one BLAS thread, because JOBS processes share the cores.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadscope
-NBVAL  := --nbval --nbval-current-env --nbval-sanitize-with=tools/notebooks/nbval_sanitize.cfg --nbval-kernel-startup-timeout=300
+NBVAL  := --nbval --nbval-current-env --nbval-sanitize-with=nanoeuler_book/nbval_sanitize.cfg --nbval-kernel-startup-timeout=300
 QUICK  := tests/model/test_ops.py tests/model/test_decoders.py tests/model/test_settings.py tests/model/test_step.py tests/text \
           tests/generation/test_generate.py tests/training/test_runs.py tests/training/test_resume.py \
           tests/common/test_floors.py tests/common/test_contracts.py

@@ -13,7 +13,7 @@ import signal
 
 import pytest
 
-pytest_plugins = ["tools.notebooks.compare"]
+pytest_plugins = ["nanoeuler_book.outputs"]
 
 # nohup makes processes ignore SIGHUP, including those that tests start; the tests of a closed terminal need the signal.
 if hasattr(signal, "SIGHUP"):

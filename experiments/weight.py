@@ -32,7 +32,7 @@ KINDS = {
     ".json": "data",
 }
 TREES = ("nanoeuler_lib", "nanoeuler_book", "konigsberg", "cudacheck", "tests")  # whose folders are counted one by one
-NBVAL = "--nbval --nbval-current-env --nbval-sanitize-with=tools/notebooks/nbval_sanitize.cfg"
+NBVAL = "--nbval --nbval-current-env --nbval-sanitize-with=nanoeuler_book/nbval_sanitize.cfg"
 
 
 def lines() -> list[dict]:

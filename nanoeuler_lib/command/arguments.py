@@ -98,6 +98,7 @@ JOBS = {  # `nanoeuler --help` lists the commands by job
     "look at a run": "report replay info",
     "use a model": "generate chat score answers",
     "exchange models": "export import release",
+    "read the book": "lab test progress",
     "check, learn and teach": "check diagnose break assign",
 }
 FORMATS = {"hf": "transformers and compatible programs", "gguf": "llama.cpp and compatible programs"}
@@ -418,6 +419,14 @@ def _tools(command):
     p = command("check", "compare every gradient with difference quotients")
     add(p, "--ops NAME", str, "cpu", "operations to check: cpu, plain", choices=["cpu", "plain"])
     _device(p)
+    text = "folder with chapters (default: this folder, or the clone that it belongs to)"
+    p = command("lab", "open the chapters of the book in JupyterLab", as_json=False)
+    add(p, "folder", Path, None, text, nargs="?")
+    p = command("test", "run chapters of the book again, and compare their outputs with the stored ones", as_json=False)
+    add(p, "chapters CHAPTER", str, None, "chapter number, such as 06, or notebook file", nargs="+")
+    add(p, "--folder FOLDER", Path, None, text)
+    p = command("progress", "count your right answers in the chapters, and show what comes next")
+    add(p, "folder", Path, None, text, nargs="?")
     p = command("diagnose", "run the book's debugging tools on this package, as a checklist")
     add(p, "--tool NAME", str, None, "tools to run (default: all; their names are printed)", nargs="+")
     p = command("break", "plant a bug in a copy of the package, for you to find", as_json=False)

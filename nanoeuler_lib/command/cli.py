@@ -699,6 +699,32 @@ def break_(args):
     return 0
 
 
+def lab(args):
+    from nanoeuler_book import notebooks
+
+    return notebooks.lab(args.folder)
+
+
+def test(args):
+    from nanoeuler_book import notebooks
+
+    return notebooks.test(args.chapters, args.folder)
+
+
+def progress(args):
+    from nanoeuler_book import notebooks
+
+    rows = notebooks.progress(notebooks.find(args.folder, own=True))
+    shown = [row for row in rows if row.state != "not begun"]
+    table = [("chapter", "gaps", "exercises")]
+    table += [(row.name, *(f"{right}/{number}" for right, number in (row.gaps, row.exercises))) for row in shown]
+    lines = [f"{name:25}{gaps:>6}{exercises:>11}" for name, gaps, exercises in table] if shown else []
+    left = next((row for row in rows if row.state != "done"), None)
+    lines.append(f"next: {left.name} ({left.state})" if left else "all chapters are done")
+    facts = {row.name: {"gaps": row.gaps, "exercises": row.exercises} for row in rows}
+    _print(args, {"chapters": facts, "next": left and left.name}, "\n".join(lines))
+
+
 def assign(args):
     clones = Path(__file__).parents[2], Path.cwd(), *Path.cwd().parents
     clone = next((folder for folder in clones if (folder / "tools/course/papers").is_dir()), None)
@@ -864,6 +890,7 @@ COMMANDS = {
     "corpus konigsberg": corpus_konigsberg, **{f"corpus {name}": corpus_fetched for name in CORPORA}, "shards": shards,
     "train": train, "replay": replay, "sft": sft, "dpo": dpo, "grpo": grpo, "report": report, "generate": generate,
     "score": score, "answers": answers, "chat": chat, "check": check, "diagnose": diagnose, "break": break_,
+    "lab": lab, "test": test, "progress": progress,
     "assign": assign, "info": info, "export": export, "release": release, "import": import_,
 }  # fmt: skip
 

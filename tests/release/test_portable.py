@@ -8,7 +8,7 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
-from tools.notebooks.compare import Output, differences  # noqa: E402
+from nanoeuler_book.outputs import Output, differences  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SAME = [
@@ -54,7 +54,7 @@ def test_nbval_compares_so(tmp_path):
         ("print(7)", "8\n"),
         ("import sys; print('lock', 'ed', file=sys.stderr)", ""),
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-pno:cacheprovider", "-ptools.notebooks.compare"]
+    command = [sys.executable, "-m", "pytest", "-q", "-pno:cacheprovider", "-pnanoeuler_book.outputs"]
     command += ["--nbval", "--nbval-current-env", "--color=no", f"--rootdir={tmp_path}", str(path)]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     assert "3 failed, 2 passed" in said and "on stderr: lock ed" in said

@@ -230,7 +230,7 @@ def run(setting: Setting, paths: list[Path], dispatch: list[str], jobs: int) -> 
     command = [sys.executable, "-m", "pytest", "-v", "-n", str(jobs), "--dist", "loadscope", "--color=no"]
     command += ["-k", f"not {PLANTED}", "-pno:cacheprovider", f"--junitxml={report}"]
     command += ["--nbval", "--nbval-current-env", "--nbval-kernel-startup-timeout=300"]
-    command += ["--nbval-sanitize-with=tools/notebooks/nbval_sanitize.cfg"]
+    command += ["--nbval-sanitize-with=nanoeuler_book/nbval_sanitize.cfg"]
     command += map(str, paths)
     with open(log, "w") as file:
         environment = clean_environment() | setting.variables(dispatch)
