@@ -43,8 +43,8 @@ def pair(factor: float | None) -> dict:
 def watched(factor: float | None, largest: list[float]) -> dict:
     """Return the same functions; in every step, each layer appends its largest |score| to `largest`, an empty list.
 
-    `ops/plain.py` computes attention again before its backward pass, from the last layer to the first. That takes a
-    quarter of a step, so these functions return the first result again.
+    `ops/plain.py` computes attention again before its backward pass, from the last layer to the first. To save this
+    time, these functions return the first result again.
     """
     functions, results = pair(factor), []
     causal = np.tri(frame.CONFIG.context, dtype=np.float32)

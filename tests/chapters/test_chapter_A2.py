@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from chapters import ROOT, accepts, rewritten_tests, run_tagged
 
+from experiments import qk_norm
+from nanoeuler_book import frame
+from nanoeuler_lib import ops
 from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.model import Parameters
+from nanoeuler_lib.model import GPT, Parameters
 from nanoeuler_lib.model.optim import Muon
 
 NOTEBOOK = "A2_muon", "QUINTIC", "SCHULZ_STEPS", "SMALLEST", "MOVE"
@@ -96,3 +99,53 @@ def test_stored_results_of_muon_are_of_this_experiment(ways):
         assert config["chosen"][name] == best
         final = [(row["seed"], row["rate"]) for row in own if row["seed"] != config["choosing_seed"]]
         assert final == [(seed, best) for seed in config["seeds"]]
+
+
+# ---- The norm of queries and keys
+
+
+@pytest.mark.parametrize("factor", qk_norm.FACTORS)
+def test_watching_the_scores_changes_no_gradient_and_finds_the_largest(factor):
+    model = GPT(frame.CONFIG, seed=1)
+    model.params.flat *= 4  # so that scores are not close to 0
+    tokens = np.random.default_rng(3).integers(0, 512, (2, 129))
+    batch = tokens[:, :-1], tokens[:, 1:, None]
+    with ops.use(**qk_norm.pair(factor)):
+        loss, grads = model.loss_and_gradients(*batch)
+        expected = grads.flat.copy()
+    seen = []
+    with ops.use(**qk_norm.watched(factor, seen)):
+        again, grads = model.loss_and_gradients(*batch)
+    assert again == loss and np.array_equal(grads.flat, expected)
+    for layer, largest in zip(model.plan(2, 128).layers, seen, strict=True):
+        q, k, _ = np.split(np.asarray(layer.qkv, float).reshape(2, 128, 12, 16), 3, axis=2)  # q is divided by 4
+        if factor is not None:
+            q, k = (x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True)) for x in (q, k))
+            q = q * factor / 4
+        brute = max(
+            abs(float(q[b, i, h] @ k[b, j, h]))
+            for b in range(2)
+            for h in range(4)
+            for i in range(128)
+            for j in range(i + 1)
+        )
+        assert abs(largest - brute) <= 1e-3 * brute
+
+
+def test_stored_results_of_the_norm_are_of_this_experiment():
+    result = json.loads((ROOT / "data" / "results" / "qk_norm.json").read_text("utf-8"))
+    config, rows = result["config"], result["rows"]
+    assert config["model"] == frame.CONFIG.to_dict() and config["bound"] == qk_norm.BOUND
+    assert config["steps"] == frame.STEPS and config["rates"] == qk_norm.RATES and len(config["seeds"]) >= 5
+    found = [(row["optimizer"], row["rate"], row["factor"], row["seed"]) for row in rows]
+    wanted = [
+        (o, r, f, s)
+        for o in qk_norm.OPTIMIZERS
+        for r in qk_norm.RATES
+        for f in qk_norm.FACTORS
+        for s in config["seeds"]
+    ]
+    assert found == wanted
+    for row in rows:
+        if row["factor"] is not None:
+            assert row["last"] <= row["largest"] <= 1.001 * row["factor"] * math.sqrt(frame.CONFIG.head_dim)
