@@ -80,6 +80,18 @@ def balance_gradient(logits, p, weight):
     return q * (dq - (q * dq).sum(axis=-1, keepdims=True))
 
 
+def bias_step(scores, b, step, top):
+    """Return the biases after one update of the bias rule, by which all experts come to have equal loads.
+
+    scores: [n, E]; b: [E]; a token chooses the `top` experts with the largest biased scores. The bias rises by `step`
+    if an expert has fewer tokens than average, and falls by `step` if it has more. Wang et al. (2024).
+    """
+    n, E = scores.shape
+    chosen = np.argsort(-(scores + b), axis=1, kind="stable")[:, :top]
+    loads = np.bincount(chosen.ravel(), minlength=E)  # [E]
+    return b + step * np.sign(n * top / E - loads)
+
+
 def mixture(
     experts: int,
     top: int,

@@ -68,6 +68,27 @@ WRONG_BACKWARD = {
     "dp without dy": dict(use_dy=False),
     "logits in dup": dict(where="up"),
 }
+
+
+def update(scores, b, step, top, average=None, biased=True, counted=None, sign=np.sign, kept=1):
+    """The bias rule; the arguments after top are the mistakes that one can make."""
+    order = np.argsort(-(scores + b * biased), axis=1)[:, : counted or top]
+    loads = (order[..., None] == np.arange(len(b))).sum(axis=(0, 1))
+    return kept * b + step * sign((average or (lambda n, E, top: n * top / E))(*scores.shape, top) - loads)
+
+
+WRONG_STEP = {
+    "wrong direction": dict(sign=lambda x: -np.sign(x)),
+    "in proportion": dict(sign=lambda x: x),
+    "unbiased loads": dict(biased=False),
+    "one choice counted": dict(counted=1),
+    "one choice per token": dict(average=lambda n, E, top: n / E),
+    "rounded average": dict(average=lambda n, E, top: n * top // E),
+    "old biases lost": dict(kept=0),
+    "always down or up": dict(sign=lambda x: np.where(x > 0, 1, -1)),
+    "always up or down": dict(sign=lambda x: np.where(x < 0, -1, 1)),
+    "NaN": dict(kept=np.nan),
+}
 UNCHANGED = {
     "chosen": ("add to all", "lower the rest", "exchange"),
     "all": ("add to all", "exchange"),
@@ -78,6 +99,7 @@ test_wrong_gaps = rejects(
     {
         "check_experts": slips(forward, WRONG_FORWARD),
         "check_experts_backward": slips(backward, WRONG_BACKWARD),
+        "check_bias_step": slips(update, WRONG_STEP) | {"nothing": lambda scores, b, step, top: b},
         "check_unchanged": {"a list": lambda kind: ["exchange"], "nothing": lambda kind: set()},
         "check_z_loss": {"NaN far out": lambda l, b: np.full(l.shape, np.nan)},
         "check_accusations": {"top beyond E": lambda: CASES | {"a": ([0, 0], [0, 0], 3)}},
@@ -88,6 +110,7 @@ test_right_gaps = accepts(
     {
         "check_experts": [forward, experts.experts_forward],
         "check_experts_backward": [backward, lambda dy, saved: list(experts.experts_backward(dy, saved))],
+        "check_bias_step": [update, experts.bias_step, lambda *given: update(*given).tolist()],
         "check_unchanged": [lambda kind: frozenset(UNCHANGED[kind])],
         "check_accusations": [lambda: CASES],
     }
@@ -99,6 +122,10 @@ def test_the_sentence_names_the_mistake(chapter):
     assert said.startswith("the weights of the chosen experts must add up to 1")
     said = verdict(chapter.check_experts_backward, slips(backward, WRONG_BACKWARD)["no second term"])
     assert said.startswith("the softmax's second term is missing")
+    said = [verdict(chapter.check_bias_step, slips(update, WRONG_STEP)[name]) for name in WRONG_STEP]
+    starts = ["the biases move", "the change is the step", "count the choices", "all 2 choices", "a token makes"]
+    starts += ["the average need not", "add the change", "a bias falls only", "a bias rises only", "the bias[0] is nan"]
+    assert [line[: len(start)] for line, start in zip(said, starts, strict=True)] == starts
 
 
 # ---- The mixture
