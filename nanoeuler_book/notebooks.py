@@ -122,7 +122,7 @@ def progress(folder: Path) -> list[Progress]:
     """Return a reader's progress in each chapter of a folder, from the notebooks as they were saved last.
 
     An answer counts if the last line that its check has printed is "right". A written answer counts if there is one.
-    The solutions have checks of their own, which do not count. Raises NanoEulerError for a file that is no notebook.
+    The solutions have checks of their own, which do not count. Raises NanoEulerError for any other file.
     """
     found = []
     for path in chapters(folder):

@@ -201,7 +201,7 @@ def write(folder: Path, root: Path = ROOT) -> int:
 
 
 def publish(app: Sphinx, error: Exception | None) -> None:
-    """Put the copies behind the download buttons, and all of them into one file."""
+    """Let the download buttons give the copies, and put all copies into one file."""
     sources = Path(app.outdir) / "_sources" / "notebooks"
     if error or not sources.is_dir():
         return
