@@ -260,13 +260,16 @@ def test_folds_open_by_their_names_and_only_what_a_reader_types_has_a_copy_butto
 
 
 @in_a_browser
-def test_paper_is_white_and_shows_everything(visit):
+def test_paper_is_white_and_shows_all_but_solutions_and_plumbing(visit):
     tab = visit(CHAPTER, theme="dark")
     tab.emulate_media(media="print")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert not tab.locator("article details:not([open]), article .toggle-hidden").count()
     background = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background in ("rgb(255, 255, 255)", "rgba(0, 0, 0, 0)")
+    for place in (".solution", ".tag_solution", ".tag_check", ".tag_setup", ".tag_hide-input:has(img) .above-input"):
+        assert tab.locator(place).count() and not tab.locator(f"{place} >> visible=true").count(), place
+    assert tab.locator(".tag_hide-output .cell_output >> visible=true").count(), "the answers to predictions"
     unseen = tab.evaluate("""() => [...document.querySelectorAll('details.hide > summary ~ *')].filter(
         e => getComputedStyle(e).animationName !== 'none').length""")
     assert not unseen, "an animation is printed in its first state"

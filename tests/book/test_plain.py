@@ -80,13 +80,13 @@ def test_cells_keep_their_ids_code_and_outputs(folder, links):
 
 
 def test_links_to_other_pages_need_the_books_address(links):
-    text = "See [the symbols](../book/notation.md#shapes) and {term}`logits`."
+    text = "See [the symbols](../book/notation.md#shapes) and {term}`logits`, {term}`AUC`."
     assert (
         plain.Plain(links, "06_attention.ipynb").markdown(text).startswith("See the symbols and [logits](glossary.md#")
     )
     with_book = plain.Plain(links, "06_attention.ipynb", BOOK).markdown(text)
     assert f"[the symbols]({BOOK}/book/notation.html#shapes)" in with_book
-    assert f"[logits]({BOOK}/book/glossary.html#term-logits)" in with_book
+    assert f"[logits]({BOOK}/book/glossary.html#term-logits), [AUC]({BOOK}/book/glossary.html#term-AUC)" in with_book
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 from tools.book import project
-from tools.book.lab import Links, pages
+from tools.book.lab import Links, pages, slug
 from tools.notebooks import numbering
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +45,9 @@ class Plain:
 
     def __init__(self, links: Links, file: str, book: str = "", root: Path = ROOT):
         self.links, self.file, self.book, self.root = links, file, book, root
+        self.anchors = {
+            slug(term): "term-" + re.sub(r"\W+", "-", term).strip("-") for term in links.terms
+        }  # as in Sphinx
         self.attachments: dict[str, dict[str, str]] = {}  # of the cell that `markdown` has converted last
 
     def markdown(self, source: str) -> str:
@@ -59,6 +62,7 @@ class Plain:
         if not self.book:
             return PAGE.sub(r"\1", source)
         source = PAGE.sub(rf"[\1]({self.book}/\2.html\4)", source)
+        source = re.sub(r"(?<=glossary\.md#)term-[\w-]+", lambda m: self.anchors[m[0]], source)
         return re.sub(r"\]\((glossary|references)\.md", rf"]({self.book}/book/\1.html", source)
 
     def blocks(self, lines: list[str]) -> list[str]:
