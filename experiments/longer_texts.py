@@ -81,17 +81,21 @@ def repairs(base: float, width: int, context: int) -> dict[str, dict]:
     frequency = base ** (-np.arange(0, width, 2) / width)  # [C/2]
     turns = context * frequency / (2 * math.pi)  # within a training row
 
-    def by_parts(slow: float, fast: float) -> np.ndarray:
-        kept = np.clip((turns - slow) / (fast - slow), 0, 1)
-        return frequency * (kept + (1 - kept) / STRETCH)
+    def ramp(kept: np.ndarray) -> np.ndarray:  # 1: the old frequency, 0: divided by STRETCH
+        return frequency * (np.clip(kept, 0, 1) + (1 - np.clip(kept, 0, 1)) / STRETCH)
 
+    def pair(count: float) -> float:  # of the pair that makes so many turns; no whole number
+        return width * math.log(context / (2 * math.pi * count)) / (2 * math.log(base))
+
+    low, high = max(math.floor(pair(32)), 0), math.ceil(pair(1))  # YaRN's code: linear in the number of the pair
     larger = (base * STRETCH ** (width / (width - 2))) ** (-np.arange(0, width, 2) / width)
     sharper = 0.1 * math.log(STRETCH) + 1
     angles = {
         "interpolation": turned(frequency / STRETCH),
         "larger base": turned(larger),
-        "YaRN, 1 to 32 turns": turned(by_parts(1, 32), sharper),
-        "YaRN, 0.5 to 1 turn": turned(by_parts(0.5, 1), sharper),
+        "YaRN, 1 to 32 turns": turned(ramp((turns - 1) / 31), sharper),
+        "YaRN, its code": turned(ramp((high - np.arange(width // 2)) / (high - low)), sharper),
+        "YaRN, 0.5 to 1 turn": turned(ramp((turns - 0.5) / 0.5), sharper),
     }
     found = {"plain": {}} | {name: {"rope_forward": f} for name, f in angles.items()}
     return found | {f"window of {W}": {"attention_forward": windowed(W)} for W in WINDOWS}
