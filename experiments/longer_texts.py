@@ -84,7 +84,7 @@ def repairs(base: float, width: int, context: int) -> dict[str, dict]:
     def ramp(kept: np.ndarray) -> np.ndarray:  # 1: the old frequency, 0: divided by STRETCH
         return frequency * (np.clip(kept, 0, 1) + (1 - np.clip(kept, 0, 1)) / STRETCH)
 
-    def pair(count: float) -> float:  # of the pair that makes so many turns; no whole number
+    def pair(count: float) -> float:  # of the pair that makes so many turns; not an integer
         return width * math.log(context / (2 * math.pi * count)) / (2 * math.log(base))
 
     low, high = max(math.floor(pair(32)), 0), math.ceil(pair(1))  # YaRN's code: linear in the number of the pair
