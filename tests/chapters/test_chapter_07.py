@@ -3,7 +3,10 @@
 import numpy as np
 from chapters import rejects
 
+import konigsberg
+from experiments import longer_texts
 from nanoeuler_book.checks import verdict
+from nanoeuler_lib.training.checkpoint import load_pretrained
 
 NOTEBOOK = "07_positions", "SUSPECTS"
 
@@ -64,3 +67,47 @@ def test_the_penalty_of_the_open_exercise_has_the_right_backward_pass(chapter):
     inputs = {name: rng.normal(size=(2, 3, 5, 7)) for name in "qkv"}
     rows = chapter.gradcheck.check_layer(chapter.alibi_forward, chapter.attention_backward, inputs)
     assert all(row.ok for row in rows)
+
+
+# ---- The experiment on longer texts
+
+
+def test_each_repair_changes_the_frequencies_that_the_page_names():
+    """The angles that a repair gives to the vector (1, 0) at position 1; YaRN also makes it longer."""
+    base, width = 10_000.0, 32
+    plain = base ** (-2 * np.arange(16) / width)
+    one = np.concatenate([np.ones((2, 16)), np.zeros((2, 16))], axis=1)
+
+    def read(name):
+        y = longer_texts.repairs(base, width, 128)[name]["rope_forward"](one, None, None)[0][1]
+        z = y[:16] + 1j * y[16:]
+        return np.angle(z) / plain, abs(z)
+
+    ratio = {name: read(name)[0] for name in ("interpolation", "larger base", "YaRN, 0.5 to 1 turn", "YaRN, its code")}
+    assert np.allclose(ratio["interpolation"], 1 / 4)
+    assert np.allclose(ratio["larger base"], 4.0 ** (-np.arange(16) / 15))
+    turns = 128 * plain / (2 * np.pi)
+    assert np.allclose(ratio["YaRN, 0.5 to 1 turn"][turns >= 1], 1)
+    assert np.allclose(ratio["YaRN, 0.5 to 1 turn"][turns <= 0.5], 1 / 4)
+    assert np.allclose(ratio["YaRN, its code"][:7], 1 - np.arange(7) / 8)  # linear from pair 0 to pair 6
+    assert np.allclose(read("YaRN, 1 to 32 turns")[1], 0.1 * np.log(4) + 1)
+
+
+def test_a_window_reads_itself_and_the_positions_before():
+    """With equal scores, the result is the mean of the values that the window contains."""
+    values = np.random.default_rng(0).normal(size=(1, 1, 7, 5))
+    y, _ = longer_texts.windowed(3)(np.zeros((1, 2, 7, 5)), np.zeros((1, 1, 7, 5)), values)
+    expected = np.stack([values[0, 0, max(0, i - 2) : i + 1].mean(axis=0) for i in range(7)])
+    assert y.shape == (1, 2, 7, 5) and np.allclose(y, expected)
+
+
+def test_the_rows_begin_with_stories_of_known_cost():
+    tokenizer = load_pretrained()[1]
+    read = longer_texts.texts(tokenizer, rows=2)
+    assert {name: part.shape for name, part in read.items()} == dict.fromkeys(read, (2, 512))
+    assert np.array_equal(read["tokens"][:, 1:], read["targets"][:, :-1])
+    first = next(konigsberg.stories(1, longer_texts.SEED)).text
+    end = int(np.argmax(read["targets"][0] == tokenizer.end))
+    assert tokenizer.decode(read["targets"][0, :end]) == first and read["place"][0, end + 1] == 0
+    assert np.isclose(read["costs"][0, : end + 1].sum(), konigsberg.code_length(first))
+    assert (read["distance"] < read["place"]).all()

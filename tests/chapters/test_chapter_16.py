@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from chapters import accepts, gap_tests, slips
 
 from nanoeuler_lib.model.decoder import Decoder
 
-NOTEBOOK = ("16_many_tokens", "model", "config", "END")
+NOTEBOOK = ("16_many_tokens", "model", "config", "END", "joint")
 
 
 # ---- The gaps
@@ -108,3 +109,34 @@ def test_the_three_terms_add_up_to_the_loss_of_head_1(chapter):
     assert decoder.length == len(text) and np.allclose(q, ahead)
     assert sum(found) == pytest.approx(loss, rel=0.02) and min(found) > 0  # z of the last thousandth are left out
     assert np.allclose(m, sum(f * b for f, b in zip(first, behind, strict=True)), atol=2e-3)
+
+
+# ---- Masked diffusion
+
+
+def test_the_loss_of_every_text_is_its_code_length(chapter):
+    """Mask each token with probability t, by loops over the texts, and integrate over t with the midpoint rule."""
+    joint, n = chapter.joint, 4
+    texts = list(itertools.product(range(3), repeat=n))
+
+    def probability(x, places):
+        return sum(joint[y] for y in texts if all(y[i] == x[i] for i in places))
+
+    steps = (np.arange(400) + 0.5) / 400
+    for x in texts[::9]:
+        loss = 0.0
+        for masked in itertools.product((False, True), repeat=n):
+            hidden = [i for i in range(n) if masked[i]]
+            seen = [i for i in range(n) if not masked[i]]
+            cost = sum(math.log2(probability(x, seen) / probability(x, [*seen, i])) for i in hidden)
+            loss += (steps ** len(hidden) * (1 - steps) ** len(seen) / steps).mean() * cost
+        assert loss == pytest.approx(-math.log2(joint[x]), rel=1e-4)
+
+
+def test_information_is_counted_as_defined(chapter):
+    a, b = np.random.default_rng(0).integers(0, 5, (2, 40))
+    b[:25] = a[:25]
+    pairs = Counter(zip(a.tolist(), b.tolist(), strict=True))
+    first, second = Counter(a.tolist()), Counter(b.tolist())
+    expected = sum(c / 40 * math.log2(c * 40 / (first[i] * second[j])) for (i, j), c in pairs.items())
+    assert chapter.counted(a, b) == pytest.approx(expected) and chapter.counted(a, a * 0) == pytest.approx(0)
