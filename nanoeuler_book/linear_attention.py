@@ -7,6 +7,7 @@ q @ S. Pairs of functions (forward, backward) have the arguments of `attention_f
 
 import math
 from collections.abc import Callable, Iterable
+from functools import wraps
 
 import numpy as np
 
@@ -114,6 +115,7 @@ def delta_attention(forward: Callable = delta_forward, backward: Callable = delt
     results of `delta_forward` and `delta_backward`.
     """
 
+    @wraps(forward)
     def forward_pass(q, k, v):
         heads = q.shape[1] // k.shape[1]
         k, v = np.repeat(k, heads, axis=1), np.repeat(v, heads, axis=1)  # [B, H, T, C]
