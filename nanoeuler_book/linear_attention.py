@@ -68,22 +68,23 @@ def delta_backward(dy, saved):
 
 
 def delta_chunked(q, k, v, beta, alpha, size=16):
-    """Compute y of the gated delta rule chunk by chunk: one triangular system and a few matrix products per chunk.
+    """Compute y of the gated delta rule chunk by chunk, with matrix products.
 
-    The arguments are those of `delta_forward`; size: tokens per chunk. Returns y [..., T, M]. Yang et al. (2024),
-    arXiv 2406.06484 and 2412.06464.
+    The arguments are those of `delta_forward`; size: tokens per chunk. Returns y
+    [..., T, M]. Yang et al. (2024), arXiv 2406.06484 and 2412.06464.
     """
-    y, S = np.empty_like(v), np.zeros((*k.shape[:-2], k.shape[-1], v.shape[-1]), v.dtype)
-    for start in range(0, k.shape[-2], size):
+    rows, (T, C), M = k.shape[:-2], k.shape[-2:], v.shape[-1]
+    y, S = np.empty_like(v), np.zeros((*rows, C, M), v.dtype)
+    for start in range(0, T, size):
         at = slice(start, start + size)
         Q, K, V, b = q[..., at, :], k[..., at, :], v[..., at, :], beta[..., at, None]
-        log = np.cumsum(np.log(alpha[..., at]), axis=-1)  # of the product of the chunk's alphas so far
-        since = np.tril(np.exp(np.minimum(log[..., :, None] - log[..., None, :], 0)))  # alpha_{s+1} ... alpha_t
-        first, last = np.exp(log)[..., None], since[..., -1, :, None]
-        L = np.tril(b * since * (K @ K.swapaxes(-1, -2)), -1)
-        U = np.linalg.solve(np.eye(L.shape[-1], dtype=L.dtype) + L, b * (V - first * (K @ S)))
-        y[..., at, :] = first * (Q @ S) + (since * (Q @ K.swapaxes(-1, -2))) @ U
-        S = first[..., -1:, :] * S + (last * K).swapaxes(-1, -2) @ U
+        Kt, log = K.swapaxes(-1, -2), np.cumsum(np.log(alpha[..., at]), axis=-1)
+        between = log[..., :, None] - log[..., None, :]  # above 0 for s > t only
+        P, p = np.tril(np.exp(np.minimum(between, 0))), np.exp(log)[..., None]
+        L = np.tril(b * P * (K @ Kt), -1)
+        U = np.linalg.solve(np.eye(L.shape[-1]) + L, b * (V - p * (K @ S)))
+        y[..., at, :] = p * (Q @ S) + (P * (Q @ Kt)) @ U
+        S = p[..., -1:, :] * S + (P[..., -1, None, :] * Kt) @ U
     return y
 
 
