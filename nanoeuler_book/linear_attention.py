@@ -7,12 +7,19 @@ q @ S. Pairs of functions (forward, backward) have the arguments of `attention_f
 
 import math
 from collections.abc import Callable, Iterable
+from functools import wraps
 
 import numpy as np
 
 import konigsberg
 from nanoeuler_lib.config import ModelConfig
-from nanoeuler_lib.ops.reference import attention_backward, attention_forward
+from nanoeuler_lib.ops.reference import (
+    attention_backward,
+    attention_forward,
+    rope_backward,
+    rope_forward,
+    rope_tables,
+)
 from nanoeuler_lib.text.tokenizer import Tokenizer
 
 Pair = tuple[Callable, Callable]
@@ -67,22 +74,23 @@ def delta_backward(dy, saved):
 
 
 def delta_chunked(q, k, v, beta, alpha, size=16):
-    """Compute y of the gated delta rule chunk by chunk: one triangular system and a few matrix products per chunk.
+    """Compute y of the gated delta rule chunk by chunk, with matrix products.
 
-    The arguments are those of `delta_forward`; size: tokens per chunk. Returns y [..., T, M]. Yang et al. (2024),
-    arXiv 2406.06484 and 2412.06464.
+    The arguments are those of `delta_forward`; size: tokens per chunk. Returns y
+    [..., T, M]. Yang et al. (2024), arXiv 2406.06484 and 2412.06464.
     """
-    y, S = np.empty_like(v), np.zeros((*k.shape[:-2], k.shape[-1], v.shape[-1]), v.dtype)
-    for start in range(0, k.shape[-2], size):
+    rows, (T, C), M = k.shape[:-2], k.shape[-2:], v.shape[-1]
+    y, S = np.empty_like(v), np.zeros((*rows, C, M), v.dtype)
+    for start in range(0, T, size):
         at = slice(start, start + size)
         Q, K, V, b = q[..., at, :], k[..., at, :], v[..., at, :], beta[..., at, None]
-        log = np.cumsum(np.log(alpha[..., at]), axis=-1)  # of the product of the chunk's alphas so far
-        since = np.tril(np.exp(np.minimum(log[..., :, None] - log[..., None, :], 0)))  # alpha_{s+1} ... alpha_t
-        first, last = np.exp(log)[..., None], since[..., -1, :, None]
-        L = np.tril(b * since * (K @ K.swapaxes(-1, -2)), -1)
-        U = np.linalg.solve(np.eye(L.shape[-1], dtype=L.dtype) + L, b * (V - first * (K @ S)))
-        y[..., at, :] = first * (Q @ S) + (since * (Q @ K.swapaxes(-1, -2))) @ U
-        S = first[..., -1:, :] * S + (last * K).swapaxes(-1, -2) @ U
+        Kt, log = K.swapaxes(-1, -2), np.cumsum(np.log(alpha[..., at]), axis=-1)
+        between = log[..., :, None] - log[..., None, :]  # above 0 for s > t only
+        P, p = np.tril(np.exp(np.minimum(between, 0))), np.exp(log)[..., None]
+        L = np.tril(b * P * (K @ Kt), -1)
+        U = np.linalg.solve(np.eye(L.shape[-1]) + L, b * (V - p * (K @ S)))
+        y[..., at, :] = p * (Q @ S) + (P * (Q @ Kt)) @ U
+        S = p[..., -1:, :] * S + (P[..., -1, None, :] * Kt) @ U
     return y
 
 
@@ -107,28 +115,31 @@ def sigmoid(x):
 
 
 def delta_attention(forward: Callable = delta_forward, backward: Callable = delta_backward) -> Pair:
-    """Return the pair that runs the gated delta rule in place of attention.
+    """Return the pair that runs the gated delta rule, without positions, in place of attention.
 
-    The last two channels of v are the logits of beta and of alpha. The other channels are the value, and the last two
-    channels of y are 0. Queries and keys are scaled to length 1. forward, backward: functions with the arguments and
-    results of `delta_forward` and `delta_backward`.
+    The rotation of RoPE is undone, and queries and keys are scaled to length 1. The last two channels of v are the
+    logits of beta and of alpha. The other channels are the value, and the last two channels of y are 0. forward,
+    backward: functions with the arguments and results of `delta_forward` and `delta_backward`.
     """
 
+    @wraps(forward)
     def forward_pass(q, k, v):
-        heads = q.shape[1] // k.shape[1]
+        heads, turn = q.shape[1] // k.shape[1], rope_tables(*q.shape[2:], dtype=q.dtype)
+        q, k = rope_backward(q, turn), rope_backward(k, turn)  # the rotation by the opposite angles
         k, v = np.repeat(k, heads, axis=1), np.repeat(v, heads, axis=1)  # [B, H, T, C]
         (q, of_q), (k, of_k) = unit_forward(q), unit_forward(k)
         beta, alpha = sigmoid(v[..., -2]), sigmoid(v[..., -1] + KEEP)
         y, saved = forward(q, k, v[..., :-2], beta, alpha)
-        return np.concatenate([y, np.zeros_like(v[..., -2:])], axis=-1), (heads, of_q, of_k, beta, alpha, saved)
+        return np.concatenate([y, np.zeros_like(v[..., -2:])], axis=-1), (turn, heads, of_q, of_k, beta, alpha, saved)
 
     def backward_pass(dy, saved):
-        heads, of_q, of_k, beta, alpha, saved = saved
+        turn, heads, of_q, of_k, beta, alpha, saved = saved
         dq, dk, dv, dbeta, dalpha = backward(dy[..., :-2], saved)
         logits = dbeta * beta * (1 - beta), dalpha * alpha * (1 - alpha)
         dv = np.concatenate([dv, np.stack(logits, axis=-1)], axis=-1)
         grouped = lambda d: d.reshape(len(d), -1, heads, *d.shape[2:]).sum(axis=2)  # [B, H, ...] -> [B, G, ...]
-        return unit_backward(dq, of_q), grouped(unit_backward(dk, of_k)), grouped(dv)
+        dq, dk = unit_backward(dq, of_q), grouped(unit_backward(dk, of_k))
+        return rope_forward(dq, *turn)[0], rope_forward(dk, *turn)[0], grouped(dv)
 
     return forward_pass, backward_pass
 
@@ -155,10 +166,11 @@ def memory_bytes(
 ) -> int:
     """Return the bytes per sequence that a model in float32 keeps after `tokens` tokens.
 
-    full, window, delta: number of layers of each kind; width: tokens per window.
+    full, window, delta: number of layers of each kind; width: tokens per window. The query heads of a group have the
+    same keys, values and gates. So one matrix per key/value head is counted.
     """
     cached = full * tokens + window * min(tokens, width)
-    return 4 * config.head_dim * (2 * config.kv_heads * cached + delta * config.heads * (config.head_dim - 2))
+    return 4 * config.head_dim * config.kv_heads * (2 * cached + delta * (config.head_dim - 2))
 
 
 # ---- Facts by distance

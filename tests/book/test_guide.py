@@ -11,6 +11,7 @@ import pytest
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
 from nanoeuler_book.experts import routing  # noqa: E402
+from nanoeuler_book.linear_attention import delta_forward, memory_bytes  # noqa: E402
 from nanoeuler_lib.config import ModelConfig  # noqa: E402
 from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16  # noqa: E402
 from nanoeuler_lib.formats import layout  # noqa: E402
@@ -217,6 +218,15 @@ def exam_of_35():
     return "{:.2f} and {:.2f}".format(*p[:2]), f"{missing:.2f}", *(f"{n:,}" for n in weights), f"{loss:.3f}"
 
 
+def exam_of_36():
+    keys, values = np.array([[1.0, 0], [0.6, 0.8]]), np.array([[4.0], [2]])
+    S = delta_forward(keys, keys, values, np.ones(2), np.ones(2))[1][-1][-1]
+    layer = ModelConfig(512, 8, kv_heads=8, layers=1, context=64, vocab_size=9, predict=1)
+    cache = memory_bytes(layer, 64, full=1) / 2  # two bytes per number
+    assert cache == 16 * 64 * 64 * 2
+    return f"{(keys[0] @ S)[0]:.2f}", f"{1 - 64 / 256}", f"{255 / 64:.2f}", f"{6 * 511} tokens"
+
+
 EXAMS = {  # what the rubric of a chapter's exam question must have: the library's answer, or a formula's
     "02": lambda: [f"{nats / (size * math.log(2)):.2f}" for nats, size in ((2.0, 4), (1.2, 2))],
     "03": exam_of_03,
@@ -237,6 +247,7 @@ EXAMS = {  # what the rubric of a chapter's exam question must have: the library
     "33": lambda: [f"{100 * 12 / 8:g} MB", f"{100 * 12 / 8 + 600:g} MB", f"{6e3 * (1e-5 + 4e8 / 4 / 100e9):.2f}"],
     "34": exam_of_34,
     "35": exam_of_35,
+    "36": exam_of_36,
     "A2": lambda: ["{:.0f} and {:.0f}".format(*np.linalg.svd(np.array([[5.0, 4], [4, 5]]))[1])],
 }
 
