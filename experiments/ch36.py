@@ -25,13 +25,15 @@ from nanoeuler_lib.training.checkpoint import load_pretrained
 from tools.notebooks.results import ROOT, save
 
 SEEDS, STEPS, ROWS, RATE, WARMUP, WINDOW = [0, 1, 2, 3, 4], 400, 8, 0.002, 20, 16
-DELTA, LOCAL = delta_attention(), window_attention(WINDOW)
+DELTA, NO_ROPE, LOCAL = delta_attention(), delta_attention(unrotate=True), window_attention(WINDOW)
 MODELS = {  # name -> the functions of each layer
     "full": [FULL] * 4,
     "windows": [LOCAL] * 4,
     "windows and full": [LOCAL] * 3 + [FULL],
     "delta": [DELTA] * 4,
     "delta and full": [DELTA] * 3 + [FULL],
+    "delta, no RoPE": [NO_ROPE] * 4,
+    "delta and full, no RoPE": [NO_ROPE] * 3 + [FULL],
 }
 EDGES = [0, 4, 8, 16, 31, 46, 61, 128]  # of the distances; one to four layers of windows reach 15, 30, 45 and 60
 STORIES = 1000

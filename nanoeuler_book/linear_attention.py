@@ -76,8 +76,8 @@ def delta_backward(dy, saved):
 def delta_chunked(q, k, v, beta, alpha, size=16):
     """Compute y of the gated delta rule chunk by chunk, with matrix products.
 
-    The arguments are those of `delta_forward`; size: tokens per chunk. Returns y
-    [..., T, M]. Yang et al. (2024), arXiv 2406.06484 and 2412.06464.
+    The arguments are those of `delta_forward`, with alpha greater than 0; size: tokens
+    per chunk. Returns y [..., T, M]. Yang et al. (2024), arXiv 2406.06484 and 2412.06464.
     """
     rows, (T, C), M = k.shape[:-2], k.shape[-2:], v.shape[-1]
     y, S = np.empty_like(v), np.zeros((*rows, C, M), v.dtype)
@@ -114,18 +114,21 @@ def sigmoid(x):
     return 0.5 + 0.5 * np.tanh(0.5 * x)
 
 
-def delta_attention(forward: Callable = delta_forward, backward: Callable = delta_backward) -> Pair:
-    """Return the pair that runs the gated delta rule, without positions, in place of attention.
+def delta_attention(
+    forward: Callable = delta_forward, backward: Callable = delta_backward, unrotate: bool = False
+) -> Pair:
+    """Return the pair that runs the gated delta rule in place of attention.
 
-    The rotation of RoPE is undone, and queries and keys are scaled to length 1. The last two channels of v are the
-    logits of beta and of alpha. The other channels are the value, and the last two channels of y are 0. forward,
-    backward: functions with the arguments and results of `delta_forward` and `delta_backward`.
+    The last two channels of v are the logits of beta and of alpha. The other channels are the value, and the last two
+    channels of y are 0. Queries and keys are scaled to length 1. forward, backward: functions with the arguments and
+    results of `delta_forward` and `delta_backward`; unrotate: undo the rotation of q and k by RoPE.
     """
 
     @wraps(forward)
     def forward_pass(q, k, v):
         heads, turn = q.shape[1] // k.shape[1], rope_tables(*q.shape[2:], dtype=q.dtype)
-        q, k = rope_backward(q, turn), rope_backward(k, turn)  # the rotation by the opposite angles
+        if unrotate:  # rotate by the opposite angles
+            q, k = rope_backward(q, turn), rope_backward(k, turn)
         k, v = np.repeat(k, heads, axis=1), np.repeat(v, heads, axis=1)  # [B, H, T, C]
         (q, of_q), (k, of_k) = unit_forward(q), unit_forward(k)
         beta, alpha = sigmoid(v[..., -2]), sigmoid(v[..., -1] + KEEP)
@@ -139,7 +142,9 @@ def delta_attention(forward: Callable = delta_forward, backward: Callable = delt
         dv = np.concatenate([dv, np.stack(logits, axis=-1)], axis=-1)
         grouped = lambda d: d.reshape(len(d), -1, heads, *d.shape[2:]).sum(axis=2)  # [B, H, ...] -> [B, G, ...]
         dq, dk = unit_backward(dq, of_q), grouped(unit_backward(dk, of_k))
-        return rope_forward(dq, *turn)[0], rope_forward(dk, *turn)[0], grouped(dv)
+        if unrotate:
+            dq, dk = rope_forward(dq, *turn)[0], rope_forward(dk, *turn)[0]
+        return dq, dk, grouped(dv)
 
     return forward_pass, backward_pass
 

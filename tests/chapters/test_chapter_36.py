@@ -1,6 +1,7 @@
 """Chapter 36: the gated delta rule is right, its checks reject named mistakes, and the stored results are its own."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from nanoeuler_book import evaluate, frame
 from nanoeuler_book import linear_attention as linear
 from nanoeuler_lib import ops
 from nanoeuler_lib.model import GPT, gradcheck
-from nanoeuler_lib.ops.reference import attention_forward
+from nanoeuler_lib.ops.reference import attention_forward, rope_forward, rope_tables
 
 NOTEBOOK = ("36_linear_attention", "CASES", "SLIPS", "BACK_SLIPS", "ONE", "TWO", "ZERO")
 
@@ -152,11 +153,24 @@ def test_alpha_0_empties_the_memory_and_beta_0_writes_nothing():
 # ---- In the model
 
 
-@pytest.mark.parametrize("pair", [linear.delta_attention(), linear.window_attention(3)])
+PAIRS = linear.delta_attention(), linear.delta_attention(unrotate=True), linear.window_attention(3)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
 def test_pairs_have_right_gradients_with_grouped_queries(pair):
     rng = np.random.default_rng(3)
     inputs = {"q": rng.normal(size=(2, 6, 5, 4)), **dict(zip("kv", rng.normal(size=(2, 2, 3, 5, 4)), strict=True))}
     assert all(row.ok for row in gradcheck.check_layer(*pair, inputs))
+
+
+def test_the_rotation_can_be_undone():
+    rng = np.random.default_rng(5)
+    q, k, v = rng.normal(size=(3, 2, 3, 7, 4))
+    forward_pass, _ = linear.delta_attention(unrotate=True)
+    y, _ = forward_pass(*(rope_forward(x, *rope_tables(7, 4))[0] for x in (q, k)), v)
+    q, k = (x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + 1e-6) for x in (q, k))
+    beta, alpha = 1 / (1 + np.exp(-v[..., -2])), 1 / (1 + np.exp(-v[..., -1] - 4))
+    assert np.abs(y[..., :-2] - forward(q, k, v[..., :-2], beta, alpha)[0]).max() < 1e-12
 
 
 def test_a_wide_window_is_full_attention_and_a_window_of_1_returns_the_values():
@@ -192,6 +206,8 @@ def test_each_layer_has_its_own_attention_in_every_pass():
 def test_a_text_of_any_length_needs_the_same_matrices():
     sizes = [linear.memory_bytes(frame.CONFIG, T, delta=2) for T in (1, 10**6)]
     assert sizes == [2 * 4 * 4 * 16 * 14] * 2
+    grouped = replace(frame.CONFIG, kv_heads=2)  # the two query heads of a group have the same matrix
+    assert linear.memory_bytes(grouped, 100, delta=2) == 2 * 2 * 4 * 16 * 14
     assert linear.memory_bytes(frame.CONFIG, 100, full=1, window=1, width=30) == 4 * 2 * 64 * 130
 
 
@@ -223,5 +239,5 @@ def test_stored_results_are_of_this_experiment():
         assert len(row["by_distance"]) == len(config["edges"]) - 1
         right, number = np.sum(row["by_distance"], axis=0)
         assert abs(right / number - row["facts"]) < 1e-4
-    assert len(seeds) == 5 and all(sorted(of) == config["seeds"] and len(of) >= 5 for of in seeds.values())
+    assert len(seeds) == 7 and all(sorted(of) == config["seeds"] and len(of) >= 5 for of in seeds.values())
     assert config["edges"][6] == config["model"]["layers"] * (config["window"] - 1) + 1
