@@ -67,10 +67,11 @@ def experts_backward(dy, saved):
 
 
 def balance_gradient(logits, p, weight):
-    """Compute the gradient of the auxiliary loss `weight * E * sum_e f_e P_e` with respect to the logits [N, E].
+    """Compute the gradient of the auxiliary loss with respect to the logits [N, E].
 
-    p: the routing weights [N, E]. f_e: the share of the choices that fell on expert e, a constant. P_e: the mean over
-    positions of the softmax over all logits. Fedus et al. (2022), equations 4 to 6.
+    The auxiliary loss is `weight * E * sum_e f_e P_e`. p: the routing weights [N, E]. f_e: the share of the choices
+    that fell on expert e, a constant. P_e: the mean over positions of the softmax over all logits. Fedus et al. (2022),
+    equations 4 to 6.
     """
     N, E = logits.shape
     f = (p > 0).sum(axis=0) / (p > 0).sum()  # [E]

@@ -70,10 +70,12 @@ WRONG_BACKWARD = {
 }
 
 
-def update(scores, b, step, top, average=None, biased=True, counted=None, sign=np.sign, kept=1):
+def update(scores, b, step, top, average=None, biased=True, counted=None, sign=np.sign, kept=1, positive=False):
     """The bias rule; the arguments after top are the mistakes that one can make."""
     order = np.argsort(-(scores + b * biased), axis=1)[:, : counted or top]
     loads = (order[..., None] == np.arange(len(b))).sum(axis=(0, 1))
+    if positive:
+        loads = (experts.routing(scores + b, top) > 0).sum(axis=0)
     return kept * b + step * sign((average or (lambda n, E, top: n * top / E))(*scores.shape, top) - loads)
 
 
@@ -88,6 +90,7 @@ WRONG_STEP = {
     "always down or up": dict(sign=lambda x: np.where(x > 0, 1, -1)),
     "always up or down": dict(sign=lambda x: np.where(x < 0, -1, 1)),
     "NaN": dict(kept=np.nan),
+    "positive weights counted": dict(positive=True),
 }
 UNCHANGED = {
     "chosen": ("add to all", "lower the rest", "exchange"),
@@ -125,6 +128,7 @@ def test_the_sentence_names_the_mistake(chapter):
     said = [verdict(chapter.check_bias_step, slips(update, WRONG_STEP)[name]) for name in WRONG_STEP]
     starts = ["the biases move", "the change is the step", "count the choices", "all 2 choices", "a token makes"]
     starts += ["the average need not", "add the change", "a bias falls only", "a bias rises only", "the bias[0] is nan"]
+    starts += ["count the chosen experts"]
     assert [line[: len(start)] for line, start in zip(said, starts, strict=True)] == starts
 
 
@@ -145,6 +149,12 @@ def test_the_gradients_are_those_of_pytorch():
     assert np.abs(h.detach().numpy() - y[:, :-E]).max() < 1e-10
     for mine, theirs in zip(experts.experts_backward(dy, saved), (g, u), strict=True):
         assert np.abs(mine - theirs.grad.numpy()).max() < 1e-10
+
+
+def test_far_scores_choose_experts_whose_weight_rounds_to_zero():
+    scores = np.array([[1000.0, 0.0, -5.0]])
+    assert (experts.routing(scores, 2) > 0).sum() == 1  # so the positive weights do not count the chosen experts
+    assert np.allclose(experts.bias_step(scores, np.zeros(3), 0.1, 2), [-0.1, -0.1, 0.1])
 
 
 def test_the_balance_gradient_is_the_slope_of_the_auxiliary_loss():
