@@ -54,7 +54,8 @@ def test_the_same_settings_and_an_unfinished_run(tmp_path):
     assert found["median throughput"] == ["20 tokens per second"] * 2
     assert [found[f"time of {what}"][0] for what in ("the steps", "validation and samples")] == ["6.0 s", "2.0 s"]
     curves, labels, texts = lines(runs)
-    assert curves[0][2:] == [[[1, 3.75], [2, 3.5]], [[1, 3.625], [2, 3.625]]] and curves[1][0] == [[n, 2.0 - n / 8] for n in range(4)]
+    assert curves[0][2:] == [[[1, 3.75], [2, 3.5]], [[1, 3.625], [2, 3.625]]]
+    assert curves[1][0] == [[n, 2.0 - n / 8] for n in range(4)]
     assert labels == [("step", "training loss, nats per token"), ("step", "validation, bits per byte")]
     assert len(texts) == 2 and r"\$x\$" in texts[0].get_text()
 
