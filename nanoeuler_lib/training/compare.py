@@ -50,19 +50,18 @@ class Run:
         return {name.replace("_", " "): x for part in parts for name, x in part.items() if name not in RESULTS}
 
     @property
-    def results(self) -> dict[str, str]:
-        """Results by name, as readable texts."""
+    def results(self) -> dict[str, str | int | float]:
+        """Results by name, with units."""
         tokens, seconds, speed, beside = report.totals(self.log, self.steps)
-        last = [entry["loss"] for entry in self.steps][-WINDOW:]
-        found = {"steps": report.progress(self.head, self.steps), "tokens": f"{tokens:,.0f}"}
-        mean = f"{fmean(last):.4f} {report.loss_unit(self.unit)}"
-        found["training loss at the end"] = f"{mean} (mean of {len(last)} steps)"
+        last = fmean([entry["loss"] for entry in self.steps][-WINDOW:])
+        found = {"steps": report.progress(self.head, self.steps), "tokens": round(tokens)}
+        found[f"training loss ({report.loss_unit(self.unit)}; mean of the last {WINDOW} steps)"] = round(last, 4)
         if valid := report.validations(self.log)[0]:
             step, best = min(valid, key=lambda pair: pair[1])
-            found["validation loss at the end"] = f"{valid[-1][1]:.4f} {self.unit}"
-            found["validation loss at best"] = f"{best:.4f} {self.unit} (step {step})"
-        found["median throughput"] = f"{speed:,.0f} tokens per second"
-        return found | {"time of the steps": f"{seconds:,.1f} s", "time of validation and samples": f"{beside:,.1f} s"}
+            found[f"validation loss at the end ({self.unit})"] = round(valid[-1][1], 4)
+            found |= {f"lowest validation loss ({self.unit})": round(best, 4), "step of the lowest": step}
+        found["tokens per second (median)"] = round(speed)
+        return found | {"time of steps (s)": round(seconds, 1), "time of validation and samples (s)": round(beside, 1)}
 
 
 def compare(runs: list[str | Path], out: str | Path) -> list[Run]:
@@ -124,8 +123,10 @@ def _table(runs, rows):
     """Return a table in HTML with a column for each run. rows: the runs' values by name."""
 
     def shown(value):
-        text = ", ".join(map(str, value)) if isinstance(value, list) else "–" if value is None else str(value)
-        return escaped(one_line(text, 200))
+        if value is None:
+            return "–"
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        return f"{value:,}" if type(value) in (int, float) else escaped(one_line(text, 200))
 
     lines = ["".join(f"<th>{escaped(name)}</th>" for name in ("", *(run.name for run in runs)))]
     lines += [f"<th>{escaped(name)}</th>" + "".join(f"<td>{shown(x)}</td>" for x in rows[name]) for name in rows]
@@ -155,7 +156,7 @@ def draw(runs: list[Run]) -> plt.Figure:
         style = {"color": f"C{number % 6}", "linestyle": ("-", "--", ":", "-.")[number // 6 % 4]}  # six colours
         steps, losses = zip(*((entry["step"], entry["loss"]) for entry in run.steps), strict=True)
         x = list(accumulate(map(report.tokens_of, run.steps))) if in_tokens else steps
-        upper.plot(x, losses, alpha=0.25, linewidth=0.6, **style)
+        upper.plot(x, losses, alpha=0.4, linewidth=0.7, **style)
         upper.plot(x, report.smoothed(losses), label=" " + run.name.replace("$", r"\$"), **style)
         at = {0: 0} | dict(zip(steps, x, strict=True))
         valid = [(at[step], loss) for step, loss in report.validations(run.log)[0] if step in at]

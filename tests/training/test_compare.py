@@ -49,10 +49,11 @@ def test_the_same_settings_and_an_unfinished_run(tmp_path):
     assert "<b>" not in page and "http" not in page and "src=" in page, "escaped, and in one file"
     found = cells(page)
     assert found["steps"] == ["3 of 3", "2 of 3, unfinished"] and found["tokens"] == ["120", "80"]
-    assert found["training loss at the end"][1] == "3.6250 nats per token (mean of 2 steps)"
-    assert found["validation loss at best"][0] == "1.6250 bits per byte (step 3)"
-    assert found["median throughput"] == ["20 tokens per second"] * 2
-    assert [found[f"time of {what}"][0] for what in ("the steps", "validation and samples")] == ["6.0 s", "2.0 s"]
+    assert found["training loss (nats per token; mean of the last 50 steps)"] == ["3.5", "3.625"]
+    assert found["validation loss at the end (bits per byte)"] == ["1.625", "1.75"]
+    assert found["lowest validation loss (bits per byte)"] == ["1.625", "1.75"]
+    assert (found["step of the lowest"], found["tokens per second (median)"]) == (["3", "2"], ["20", "20"])
+    assert [found[f"time of {what} (s)"][0] for what in ("steps", "validation and samples")] == ["6.0", "2.0"]
     curves, labels, texts = lines(runs)
     assert curves[0][2:] == [[[1, 3.75], [2, 3.5]], [[1, 3.625], [2, 3.625]]]
     assert curves[1][0] == [[n, 2.0 - n / 8] for n in range(4)]
