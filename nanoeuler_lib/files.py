@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import html
 import json
 import math
 import os
@@ -266,6 +267,30 @@ def one_line(text: str, most: int = 600) -> str:
 def markdown(text: object) -> str:
     """Return a text as one line of Markdown, with markup, table separators and HTML escaped."""
     return re.sub(r"[\\`*_\[\]<&|~#$]", r"\\\g<0>", one_line(str(text)))
+
+
+HTML = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark }}
+body {{ font: 1rem/1.6 system-ui, sans-serif; max-width: 48rem; margin: 2rem auto; padding: 0 1rem }}
+{style}
+</style>
+<h1>{title}</h1>
+{body}
+</html>
+"""
+
+
+def html_page(title: str, style: str, body: str) -> str:
+    """Return an HTML page in one file. title: plain text; style: CSS; body: HTML below the title."""
+    return HTML.format(title=escaped(title), style=style, body=body)
+
+
+def escaped(text: object) -> str:
+    """Return a text without control characters and with HTML's special characters escaped."""
+    return html.escape(printable(str(text)))
 
 
 class Voice:

@@ -1,13 +1,16 @@
 """The options of the `nanoeuler` command with their help texts, and the parser with its error messages."""
 
 import argparse
+import os
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nanoeuler_lib import __version__, config
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
+from nanoeuler_lib.files import one_line, to_json
 
 EXAMPLES = """examples:
   nanoeuler generate "Käthe had"
@@ -15,7 +18,9 @@ EXAMPLES = """examples:
   nanoeuler train --data world.txt --run runs/world
   nanoeuler train --resume runs/world --steps 4000     continue it for longer
   nanoeuler train --from runs/world --data other.txt --run runs/other
+  nanoeuler train --config runs/world/settings.toml --lr 0.001 --run runs/slower
   nanoeuler report runs/world
+  nanoeuler compare runs/world runs/slower
   nanoeuler generate "Käthe had" --run runs/world
   nanoeuler score FILE.txt --run runs/world --out score.html
   nanoeuler answers --out answers
@@ -60,7 +65,9 @@ TRAINING = {  # fields of TrainConfig
 }
 HELD_OUT = {"valid_fraction": "fraction of the examples, but at least one, held out for validation, 0 to 0.9"}
 REWARDS = {  # fields of RewardConfig
-    "reward": "verifier; route: reward 1 for an open way to the goal; hackable and brief are flawed on purpose",
+    "reward": "verifier; route: reward 1 for an open way to the goal; hackable and brief are flawed on purpose; "
+    "MODULE:FUNCTION: your own function (problem, answer) -> number, such as mine:reward for reward in mine.py here; "
+    "problem has the texts prompt, start, goal and answer, and the tuple closed; an unfinished answer ends in ...",
     "group": "answers sampled for each question, which are compared with one another",
     "answer_tokens": "maximum answer length in tokens; an unfinished answer has reward 0",
     "updates": "steps per set of sampled answers; --save-every and --steps must be multiples of it",
@@ -95,12 +102,13 @@ WEB_BYTES = 1_000_000_000
 JOBS = {  # `nanoeuler --help` lists the commands by job
     "prepare text": "corpus tokenizer shards",
     "train a model": "train sft dpo grpo",
-    "look at a run": "report replay info",
+    "look at a run": "report compare replay info",
     "use a model": "generate chat score answers",
     "exchange models": "export import release",
     "read the book": "lab test progress",
     "check, learn and teach": "check diagnose break assign",
 }
+DTYPES = "float32", "bfloat16"
 FORMATS = {"hf": "transformers and compatible programs", "gguf": "llama.cpp and compatible programs"}
 
 IN_STEPS = "steps", "warmup", "valid_every", "sample_every", "save_every"  # `train` also accepts these in tokens
@@ -118,6 +126,10 @@ def steps_or_tokens(word: str) -> int:
 
 
 EXPECTED = {int: "an integer", float: "a number", steps_or_tokens: "an integer, or tokens as in 300Mtok"}
+EXPECTED |= {str: "a text", Path: "a text", bool: "true or false"}
+IN_TOML = {int: (int,), float: (int, float), steps_or_tokens: (int, str), str: (str,), Path: (str,), bool: (bool,)}
+NOT_IN_FILE = {"help", "config", "resume"}  # attributes of options that a settings file must not have
+NOT_RECORDED = NOT_IN_FILE | {"run", "quiet", "profile", "preset"}  # the shape is recorded instead of the preset
 MISSING = "the following arguments are required: "  # how argparse's message begins
 
 
@@ -125,9 +137,31 @@ class Parser(argparse.ArgumentParser):
     """Parse arguments, and raise each error as a NanoEulerError of one line, with a hint for mistyped words."""
 
     def parse_known_args(self, args=None, namespace=None):
-        """Parse as argparse does, and keep the words for `error`."""
+        """Parse as argparse does, and keep the words for `error` and `configure`."""
         self.words = sys.argv[1:] if args is None else args
         return super().parse_known_args(args, namespace)
+
+    def configure(self, args: argparse.Namespace) -> None:
+        """Set the options that the file of --config has, except those given on the command line."""
+        if (file := getattr(args, "config", None)) is None:
+            return
+        try:
+            settings = tomllib.loads(file.read_bytes().decode())
+        except OSError as error:
+            raise NanoEulerError(f"{file}: cannot be read ({error.strerror}), expected a settings file") from None
+        except (ValueError, RecursionError) as error:  # not UTF-8, not TOML
+            raise NanoEulerError(f"{file}: not readable as TOML ({one_line(str(error), 200)})") from None
+        for action in self._actions:  # parse again without defaults, to see which options were given
+            action.default = argparse.SUPPRESS
+        given, _ = super().parse_known_args(self.words)
+        options = {name[2:]: a for name, a in self._option_string_actions.items() if a.dest not in NOT_IN_FILE}
+        for key, value in settings.items():
+            if (action := options.get(key.replace("_", "-"))) is None:
+                hint = did_you_mean(key, options) or f": its keys are the options of {self.prog}, without dashes"
+                raise NanoEulerError(f"{file}: {short(key)} is not a setting{hint}")
+            value = _setting(f"{file}: {key}", value, action)
+            if action.dest not in given:
+                setattr(args, action.dest, value)
 
     def error(self, message: str) -> None:
         """Raise argparse's error message as a NanoEulerError in the words of this package."""
@@ -177,6 +211,36 @@ class Parser(argparse.ArgumentParser):
 def option(name: str) -> str:
     """Return the option that sets an attribute, such as --save-every for save_every."""
     return RENAMED.get(name, f"--{name.replace('_', '-')}")
+
+
+def _setting(name, value, action):
+    """Return an option's value for a value in a settings file."""
+    kind, several = action.type if action.nargs != 0 else bool, isinstance(action, argparse._AppendAction)
+    values = value if several and isinstance(value, list) else [value]
+    try:
+        if not values or any(type(one) not in IN_TOML[kind] for one in values):
+            raise ValueError
+        values = [one if kind is bool else kind(str(one)) for one in values]
+    except ValueError:
+        some = " or a list of them" * several
+        raise NanoEulerError(f"{name} must be {EXPECTED[kind]}{some}, got {short(value)}") from None
+    return values if several else values[0]
+
+
+def to_toml(args: argparse.Namespace, *configs: config._Config, **known: object) -> str:
+    """Return the options with which a command began a run as TOML, so that `--config` can begin the same run again.
+
+    configs: settings of the run, whose values replace the options of the same name; known: values of further options.
+    """
+    values = vars(args) | {name: x for one in configs for name, x in one.to_dict().items()} | known
+    lines = [f"# nanoeuler {__version__}: {args.parser.prog} --config THIS_FILE --run FOLDER begins the same run"]
+    for action in args.parser._actions:
+        value = values.get(action.dest)
+        if value is not None and action.dest not in NOT_RECORDED:
+            paths = [os.path.abspath(path) for path in value] if isinstance(value, list) else value
+            value = os.path.abspath(value) if isinstance(value, Path) else paths
+            lines.append(f"{action.option_strings[0][2:]} = {to_json(value)}")
+    return "\n".join(lines) + "\n"
 
 
 REQUIRED = object()  # used as the default of a required option
@@ -339,6 +403,8 @@ def _fine_tuning(command):
 def _run(p, only_cpu=False):
     """Add the options of a command that begins or resumes a run. only_cpu: leave the device out of the help."""
     add(p, "--run FOLDER", Path, None, "new folder for log and checkpoints")
+    text = "TOML file of settings, such as lr = 0.001, with the names of these options; options given here win; a "
+    add(p, "--config FILE", Path, None, f"{text}run stores its own as RUN/settings.toml; not with --resume")
     text = "run to continue; only --steps, --lr and the --...-every options may change"
     text += "" if only_cpu else "; --device and new paths of moved data may be given too"
     add(p, "--resume RUN", Path, None, text)
@@ -374,6 +440,11 @@ def _use(command):
     p = command("report", "write a page about a run: curves, throughput, samples and warnings")
     add(p, "run", Path, None, "run folder, finished or not")
     add(p, "--out FOLDER", Path, None, "folder to write to (default: RUN/report)")
+    text = "CSV file to write instead of the page: the numbers of the log, one row per step; must not exist"
+    add(p, "--csv FILE", Path, None, text)
+    p = command("compare", "write a page about several runs: curves, results, settings that differ, samples")
+    add(p, "runs RUN", Path, None, "run folders, at least two, finished or not", nargs="+")
+    add(p, "--out FILE", Path, Path("compare.html"), "HTML page to write; must not exist")
     p = command("generate", "continue a prompt")
     add(p, "prompt", str, "", "text to continue (default: start a new one)", nargs="?")
     add(p, "--propose N", int, 0, "speculative decoding: tokens drafted per pass by later prediction heads")
@@ -460,6 +531,8 @@ def _formats(command):
     text = "; ".join(f"{name}: for {readers}" for name, readers in FORMATS.items())
     add(p, "--to FORMAT", str, REQUIRED, text, choices=FORMATS)
     add(p, "--out PATH", Path, REQUIRED, "folder (hf) or file (gguf) to create; must not exist")
+    text = "number format of the weights: float32, or bfloat16, rounded to nearest, ties to even"
+    add(p, "--dtype NAME", str, "float32", text, choices=DTYPES)
     p = command("release", "collect the files for publishing a run: weights, model card, hashes and a check")
     add(p, "run", Path, None, "run or checkpoint folder")
     add(p, "--out FOLDER", Path, REQUIRED, "folder to create; must not exist")

@@ -88,17 +88,8 @@ def corpus_konigsberg(args):
     if not args.json:
         print(f"{args.out}: {len(text.encode())} bytes", flush=True)
     bits = konigsberg.floor(_progress(text.split(konigsberg.SEPARATOR), "measuring the floor", "stories"))
-    facts = {
-        "out": str(args.out),
-        "bytes": len(text.encode()),
-        "seed": args.seed,
-        "floor_bits_per_byte": bits,
-    }
-    _print(
-        args,
-        facts,
-        f"floor: {bits:.4f} bits per byte under the source itself; on average, no model can be better",
-    )
+    facts = {"out": str(args.out), "bytes": len(text.encode()), "seed": args.seed, "floor_bits_per_byte": bits}
+    _print(args, facts, f"floor: {bits:.4f} bits per byte under the source itself; on average, no model can be better")
 
 
 def corpus_fetched(args):
@@ -139,11 +130,8 @@ def shards(args):
     seconds = time.perf_counter() - began
     facts = {name: getattr(folder, name) for name in ("tokens", "documents", "bytes")}
     line = f"{args.out}: {folder.tokens:,} tokens of {folder.documents:,} documents in {len(folder.shards)} shards"
-    _print(
-        args,
-        {"out": str(args.out)} | facts,
-        f"{line}; {folder.bytes:,} bytes, {folder.bytes / seconds / 1e6:.1f} MB/s",
-    )
+    line += f"; {folder.bytes:,} bytes, {folder.bytes / seconds / 1e6:.1f} MB/s"
+    _print(args, {"out": str(args.out)} | facts, line)
 
 
 def train(args):
@@ -193,7 +181,20 @@ def _resume(args, command, fixed, group=None):
     context = head["model"].get("context")
     changes = {name: _in_steps(value, config, context) for name, value in _given(args, CHANGEABLE).items()}
     options = dict(quiet=args.quiet, files=files, device=args.device, profile=getattr(args, "profile", 0), group=group)
-    loop.resume(args.resume, *data, verifiers=sources.verifiers(), **options, **changes)
+    loop.resume(args.resume, *data, verifiers=_verifiers(args, head), **options, **changes)
+
+
+def _verifiers(args, head):
+    """Return the verifiers for a resumed run; a run's header never decides which module of the user's is imported."""
+    from nanoeuler_lib.command import sources
+
+    given, rewards = getattr(args, "reward", None), head["info"].get("rewards")
+    if isinstance(rewards, dict) and given != (own := rewards.get("reward")):
+        if given:
+            raise NanoEulerError(f"--reward must be the reward of the run, {short(own)}, got {short(given)}")
+        if ":" in str(own):
+            raise NanoEulerError(f"--reward {one_line(own, 60)} must be given again with --resume: it is your function")
+    return sources.verifiers(given)
 
 
 def _begin_training(args, group):
@@ -219,7 +220,7 @@ def _begin_training(args, group):
     device = choose(args.device or ("cpu" if group is None else "auto"), args.precision, model_config, group)
     options = dict(
         quiet=args.quiet, workers=args.workers, files=files, device=device, profile=args.profile, base=base,
-        floor=sources.floor,
+        floor=sources.floor, settings=arguments.to_toml(args, config, *(() if base else (model_config,))),
     )  # fmt: skip
     if isinstance(data, Shards):
         training.pretrain(args.run, data, valid, model_config, config, **options)
@@ -311,11 +312,29 @@ def _in_steps(value, config, context):
 
 def report(args):
     with _drawing():
-        from nanoeuler_lib.training.report import report
+        from nanoeuler_lib.training.report import report, write_csv
 
+        if args.csv:
+            if args.out:
+                raise NanoEulerError("--csv must not be combined with --out, because it writes no page")
+            rows = write_csv(args.run, args.csv)
+            _print(args, {"csv": str(args.csv), "rows": rows}, f"{args.csv}: {rows:,} rows, one per step")
+            return
         page = report(args.run, args.out)
     beside = ", with loss.png and layers.png next to it" if (page.parent / "loss.png").exists() else ""
     _print(args, {"page": str(page)}, f"{page}: written{beside}")
+
+
+def compare(args):
+    with _drawing():
+        from nanoeuler_lib.training.compare import compare, rows_of
+
+        runs = compare(args.runs, args.out)
+    settings = rows_of([run.settings for run in runs], differing=True)
+    lines = [f"{run.name}: {'; '.join(f'{name} {text}' for name, text in run.results.items())}" for run in runs]
+    lines += [f"settings that differ: {', '.join(settings) or 'none'}", f"{args.out}: written"]
+    facts = {"page": str(args.out), "runs": [{"run": run.name} | run.results for run in runs], "settings": settings}
+    _print(args, facts, "\n".join(lines))
 
 
 @contextmanager
@@ -413,7 +432,7 @@ def answers(args):
 def export(args):
     from nanoeuler_lib import formats
 
-    left = formats.export(args.run, args.to, args.out)
+    left = formats.export(args.run, args.to, args.out, args.dtype)
     lines = [f"{args.out}: written for {FORMATS[args.to]}", *(f"left out: {what}" for what in left)]
     _print(args, {"out": str(args.out), "to": args.to, "left": left}, "\n".join(lines))
 
@@ -456,12 +475,12 @@ def _begin_sft(args):
             "--last-turn needs --data FILE with your own dialogues, because in the generated ones the story is in the "
             "first turn"
         )
-    config, base, source, info = _to_teach(args, "examples", SFT_DEFAULTS, SFT_DATA_SEED, "konigsberg-small")
+    config, base, source, info, options = _to_teach(args, "examples", SFT_DEFAULTS, SFT_DATA_SEED, "konigsberg-small")
     info |= {} if source[0] in sources.NAMES else {"turns": "last" if args.last_turn else "windows"}
     device = choose(args.device or "cpu", args.precision, base.model.config)
     examples, held_out, template = sources.examples(*source, config.valid_fraction)
-    model, options = (base.model, base.tokenizer), dict(quiet=args.quiet, workers=args.workers, device=device)
-    tuning.fine_tune(args.run, model, examples, held_out, config, template, info, **options)
+    model = base.model, base.tokenizer
+    tuning.fine_tune(args.run, model, examples, held_out, config, template, info, device=device, **options)
 
 
 def dpo(args):
@@ -473,16 +492,15 @@ def _begin_dpo(args):
     from nanoeuler_lib.command import sources
     from nanoeuler_lib.training import train as training
 
-    config, base, source, info = _to_teach(args, "pairs", DPO_DEFAULTS, DPO_DATA_SEED, "konigsberg-chat")
+    config, base, source, info, options = _to_teach(args, "pairs", DPO_DEFAULTS, DPO_DATA_SEED, "konigsberg-chat")
     pairs = sources.pairs(*source, config.valid_fraction)
-    options = _given(args, DPO_LOSS) | dict(template=base.info.get("template", "plain"), info=info)
-    options |= dict(quiet=args.quiet, workers=args.workers)
+    options |= _given(args, DPO_LOSS) | dict(template=base.info.get("template", "plain"), info=info)
     training.prefer(args.run, (base.model, base.tokenizer), *pairs, config, **options)
 
 
 def grpo(args):
     _on_the_cpu(args, "grpo")
-    _teach(args, "grpo", [*REWARDS], _begin_grpo)
+    _teach(args, "grpo", [name for name in REWARDS if name != "reward"], _begin_grpo)
 
 
 def _begin_grpo(args):
@@ -490,10 +508,10 @@ def _begin_grpo(args):
     from nanoeuler_lib.training import train as training
 
     learning, args.data = RewardConfig(**_given(args, REWARDS)), sources.ROUTES
-    config, base, source, info = _to_teach(args, "questions", GRPO_DEFAULTS, GRPO_DATA_SEED)
+    verifiers = sources.verifiers(learning.reward)
+    config, base, source, info, options = _to_teach(args, "questions", GRPO_DEFAULTS, GRPO_DATA_SEED, None, learning)
     model, problems = (base.model, base.tokenizer), sources.questions(*source)
-    options = dict(quiet=args.quiet, workers=args.workers, verifiers=sources.verifiers())
-    training.reinforce(args.run, model, *problems, learning, config, info, **options)
+    training.reinforce(args.run, model, *problems, learning, config, info, verifiers=verifiers, **options)
 
 
 def _teach(args, command, fixed, begin):
@@ -517,8 +535,11 @@ def _on_the_cpu(args, command):
         choose("cpu", args.precision)  # raises for a precision that only a GPU has
 
 
-def _to_teach(args, what, defaults, data_seed, base=None):
-    """Return the settings, the initial checkpoint, the source of the data, and the info for a new run's header."""
+def _to_teach(args, what, defaults, data_seed, base=None, *configs):
+    """Return the settings, the initial checkpoint, the source of the data, the header's info and options of a new run.
+
+    configs: further settings, to be recorded.
+    """
     from nanoeuler_lib.command import sources
     from nanoeuler_lib.training import checkpoint, run_folder
 
@@ -538,7 +559,9 @@ def _to_teach(args, what, defaults, data_seed, base=None):
     source = name, getattr(args, what) or 0, seed
     file = name if name in sources.NAMES else os.path.abspath(name)
     info = {"source": name, what: source, "base": str(args.base or base), "files": {what: file}}
-    return config, checkpoint.load(args.base or checkpoint.PRETRAINED / base), source, info
+    settings = arguments.to_toml(args, config, *configs, data=file, data_seed=seed)
+    options = dict(quiet=args.quiet, workers=args.workers, settings=settings)
+    return config, checkpoint.load(args.base or checkpoint.PRETRAINED / base), source, info, options
 
 
 def _files_of(run, args, command):
@@ -790,7 +813,7 @@ def _given(args, names):
 
 def _only_resume(args, names):
     """Raise NanoEulerError for options that must not be given with --resume; names: those besides the settings."""
-    fixed = [*(name for name in TRAINING if name not in CHANGEABLE), *names, "run", "workers"]
+    fixed = ["config", *(name for name in TRAINING if name not in CHANGEABLE), *names, "run", "workers"]
     if given := list(_given(args, fixed)):
         base, names = ("--from", CHANGEABLE) if args.function is train else ("--base", CHANGEABLE[:-1])
         *some, last = map(arguments.option, names)
@@ -888,9 +911,9 @@ def _print(args, facts, text=""):
 COMMANDS = {
     "tokenizer train": tokenizer_train, "tokenizer encode": tokenizer_encode, "tokenizer decode": tokenizer_decode,
     "corpus konigsberg": corpus_konigsberg, **{f"corpus {name}": corpus_fetched for name in CORPORA}, "shards": shards,
-    "train": train, "replay": replay, "sft": sft, "dpo": dpo, "grpo": grpo, "report": report, "generate": generate,
-    "score": score, "answers": answers, "chat": chat, "check": check, "diagnose": diagnose, "break": break_,
-    "lab": lab, "test": test, "progress": progress,
+    "train": train, "replay": replay, "sft": sft, "dpo": dpo, "grpo": grpo, "report": report, "compare": compare,
+    "generate": generate, "score": score, "answers": answers, "chat": chat, "check": check, "diagnose": diagnose,
+    "break": break_, "lab": lab, "test": test, "progress": progress,
     "assign": assign, "info": info, "export": export, "release": release, "import": import_,
 }  # fmt: skip
 
@@ -910,6 +933,7 @@ def main(words: list[str] | None = None) -> int:
             args, unknown = parser().parse_known_args(words)
             if unknown:
                 args.parser.refuse(unknown)
+            args.parser.configure(args)
             code = args.function(args) or 0
         except SystemExit as end:  # --help, --version
             args, code = None, end.code or 0

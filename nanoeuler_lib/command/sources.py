@@ -1,8 +1,14 @@
 """Functions that return examples, pairs, questions and verifiers for the names that options and run headers use."""
 
+import os
+import re
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
+from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.files import one_line
 from nanoeuler_lib.text.data import SEPARATOR
 from nanoeuler_lib.text.sft_data import Example, Pair
 from nanoeuler_lib.training import preferences, sft
@@ -11,12 +17,38 @@ NAMES = KONIGSBERG, REWORDED, ROUTES = "konigsberg", "konigsberg-reworded", "kon
 STORIES, PAIRS, HELD_OUT = 10_000, 2000, 200
 
 
-def verifiers() -> dict[str, Callable]:
-    """Return the verifiers by name; the first one is correct, the others are flawed on purpose."""
+def verifiers(own: str | None = None) -> dict[str, Callable]:
+    """Return the verifiers by name; the first one is correct, the next two are flawed on purpose.
+
+    own: "MODULE:FUNCTION", a verifier of the user's, which is added under this name; any other text is ignored. Raises
+    NanoEulerError if it cannot be imported.
+    """
     import konigsberg
 
-    names = "route_reward", "route_reward_hackable", "route_reward_brief"
-    return {short: getattr(konigsberg, name) for short, name in zip(("route", "hackable", "brief"), names, strict=True)}
+    found = {name: getattr(konigsberg, f"route_reward_{name}") for name in ("hackable", "brief")}
+    found = {"route": konigsberg.route_reward} | found
+    return found | ({own: _imported(own)} if own and ":" in own else {})
+
+
+def _imported(name):
+    """Import a function by its name, MODULE:FUNCTION; the module may be a file in the working directory."""
+    module, _, function = name.partition(":")
+    if module.endswith(".py") or not re.fullmatch(r"[\w.]*\w:\w+", name):
+        raise NanoEulerError(
+            f"--reward must be MODULE:FUNCTION, such as mine:reward for reward in mine.py, got {short(name)}"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(import_module(module), function, None)
+    except Exception as error:  # the module is the user's, and may raise anything
+        told = one_line(f"{type(error).__name__}: {error}", 200)
+        raise NanoEulerError(f"--reward {name}: the module {module} cannot be imported ({told})") from error
+    if not callable(found):
+        raise NanoEulerError(
+            f"--reward {name}: {function} must be a function of the module {module}, got {short(found)}"
+        )
+    return found
 
 
 def examples(

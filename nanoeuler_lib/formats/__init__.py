@@ -18,23 +18,26 @@ from nanoeuler_lib.text.tokenizer import Tokenizer, read_json
 from nanoeuler_lib.training import run_folder
 from nanoeuler_lib.training.checkpoint import Checkpoint, load
 
-WRITERS = {  # (architecture of a run, format) -> a function of (checkpoint, path)
+WRITERS = {  # (architecture of a run, format) -> a function of (checkpoint, path, dtype)
     ("llama", "hf"): llama.export, ("llama", "gguf"): gguf.export, ("gpt2", "hf"): gpt2_folder.export,
 }  # fmt: skip
 # model_type in config.json -> a function of (folder, values of config.json), which returns the model
 READERS = {"llama": llama.read, "mistral": llama.read, "gpt2": gpt2_folder.read}
 
 
-def export(run: str | Path, to: str, out: str | Path) -> list[str]:
+def export(run: str | Path, to: str, out: str | Path, dtype: str = "float32") -> list[str]:
     """Write a run or a checkpoint in the format of other programs, with prediction head 0 only.
 
     run: folder of a run or a checkpoint; to: "hf" (Hugging Face folder) or "gguf" (llama.cpp); out: the new folder or
-    file. Returns texts that list what the format leaves out. Raises NanoEulerError if `out` exists or the format cannot
+    file; dtype: of the weights, "float32" or "bfloat16", to which they are rounded (ties to even). Returns texts that
+    list what the format leaves out. Raises NanoEulerError if `out` exists, the dtype is another, or the format cannot
     hold the run.
     """
     expect_new(out, parents=True)
+    if dtype not in llama.DTYPES:
+        raise NanoEulerError(f"dtype must be one of {', '.join(llama.DTYPES)}, got {short(dtype)}")
     checkpoint = load(run)
-    return write(checkpoint, *forms_of(checkpoint, [to]), Path(out))
+    return write(checkpoint, *forms_of(checkpoint, [to]), Path(out), dtype)
 
 
 def forms_of(checkpoint: Checkpoint, asked: list[str]) -> list[str]:
@@ -48,15 +51,17 @@ def forms_of(checkpoint: Checkpoint, asked: list[str]) -> list[str]:
     return forms
 
 
-def write(checkpoint: Checkpoint, to: str, out: Path) -> list[str]:
+def write(checkpoint: Checkpoint, to: str, out: Path, dtype: str = "float32") -> list[str]:
     """Write a checkpoint in a format of `forms_of`; return texts on what it leaves out. Raises what `export` raises."""
     config, left = checkpoint.model.config, []
-    WRITERS[getattr(config, "architecture", "llama"), to](checkpoint, out)
+    WRITERS[getattr(config, "architecture", "llama"), to](checkpoint, out, dtype)
     if config.predict > 1:
         weights = (config.predict - 1) * config.dim * config.vocab_size
         left.append(f"prediction heads 1 to {config.predict - 1}, {weights:,} weights: a Llama has one head")
     if (checkpoint.path / "optimizer.safetensors").exists():
         left.append("the optimiser's state, without which no run goes on")
+    if dtype == "bfloat16":
+        left.append("half of each weight's bits: bfloat16 keeps 8 significant ones")
     if to == "gguf" and checkpoint.tokenizer.end is None:
         left.append("an end of texts: the vocabulary has no token for it, and llama.cpp then takes number 11")
     return left

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import numpy as np
 
+from nanoeuler_lib.cuda.blas import to_bfloat16
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import writing
 from nanoeuler_lib.formats import tokenizers
@@ -27,8 +28,8 @@ TENSORS = {  # parts of Hugging Face's tensor names -> GGUF's
 }  # fmt: skip
 
 
-def export(checkpoint: Checkpoint, out: Path) -> None:
-    """Write a checkpoint as one GGUF file in float32.
+def export(checkpoint: Checkpoint, out: Path, dtype: str) -> None:
+    """Write a checkpoint as one GGUF file; with dtype "bfloat16" its matrices are bfloat16, its gains always float32.
 
     Raises NanoEulerError if gguf is missing, the vocabulary is not byte-level, or writing fails; no file is left then.
     """
@@ -42,12 +43,18 @@ def export(checkpoint: Checkpoint, out: Path) -> None:
             out.parent.mkdir(parents=True, exist_ok=True)
             writer = gguf.GGUFWriter(partial, "llama")
             facts = _shape(checkpoint.model.config) | _vocabulary(checkpoint, gguf.TokenType)
+            half = dtype == "bfloat16"
+            facts["file_type"] = gguf.LlamaFileType.MOSTLY_BF16 if half else gguf.LlamaFileType.ALL_F32
             facts |= {"name": out.stem, "tokenizer_pre": PRE[cut], "chat_template": chat_template(checkpoint)}
             for name, value in facts.items():
                 if value is not None:
                     getattr(writer, f"add_{name}")(value)
             for name, tensor in tensors(checkpoint.model).items():
-                writer.add_tensor(name, tensor)
+                if half and tensor.ndim == 2:
+                    bits = to_bfloat16(tensor).view(np.uint8)
+                    writer.add_tensor(name, bits, raw_dtype=gguf.GGMLQuantizationType.BF16)
+                else:
+                    writer.add_tensor(name, tensor)
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_tensors_to_file()
@@ -85,7 +92,7 @@ def _shape(config):
         "context_length": config.context, "embedding_length": config.dim, "block_count": config.layers,
         "feed_forward_length": config.ffn, "head_count": config.heads, "head_count_kv": config.kv_heads,
         "rope_dimension_count": config.head_dim, "rope_freq_base": config.rope_theta,
-        "layer_norm_rms_eps": config.norm_eps, "vocab_size": config.vocab_size, "file_type": 0,  # all in float32
+        "layer_norm_rms_eps": config.norm_eps, "vocab_size": config.vocab_size,
     }  # fmt: skip
 
 

@@ -41,14 +41,14 @@ def tensor_names(config: GPT2Config) -> dict[str, str]:
     return names
 
 
-def export(checkpoint: Checkpoint, out: Path) -> None:
+def export(checkpoint: Checkpoint, out: Path, dtype: str) -> None:
     """Write a checkpoint of a GPT-2 as a Hugging Face folder. Raises what `llama.write_folder` raises."""
     config, params = checkpoint.model.config, checkpoint.model.params
     tensors = {f"transformer.{theirs}": params[ours] for ours, theirs in tensor_names(config).items()}
     values = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
     values |= {theirs: getattr(config, ours) for ours, theirs in NUMBERS.items()}
     values |= {name: wanted[0] for name, wanted in WANTED.items() if wanted[0] is not None}
-    llama.write_folder(checkpoint, out, tensors, values | {"torch_dtype": "float32", "dtype": "float32"})
+    llama.write_folder(checkpoint, out, tensors, values, dtype)
 
 
 def read(folder: Path, values: dict) -> GPT2:

@@ -1,16 +1,14 @@
 """Write and read a Llama as a Hugging Face folder: config.json, safetensors, the tokenizer, the chat template."""
 
 import json
-import shutil
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from nanoeuler_lib import files
 from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.formats import tokenizers
 from nanoeuler_lib.formats.layout import expect_memory, is_tied, llama_shapes, llama_views
@@ -22,25 +20,27 @@ from nanoeuler_lib.training.checkpoint import Checkpoint
 KINDS = {int: "an integer", (int, float): "a number", bool: "true or false", dict: "an object", str: "text"}
 WINDOWS = {"mistral": 4096}  # default of sliding_window by model_type, where it is not "none"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2)}  # of exported weights: safetensors' name, bytes
 
 # ---- Out
 
 
-def export(checkpoint: Checkpoint, out: Path) -> None:
+def export(checkpoint: Checkpoint, out: Path, dtype: str) -> None:
     """Write a checkpoint as the Hugging Face folder of a Llama. Raises what `write_folder` raises."""
     model, config = checkpoint.model, checkpoint.model.config
     tied = is_tied(model.params, config)
     tensors = {name: np.ascontiguousarray(view) for name, view in llama_views(model.params, config).items()}
     if tied:
         del tensors["lm_head.weight"]  # transformers stores tied matrices once, and would drop a second one on reading
-    write_folder(checkpoint, out, tensors, _config_json(config, tied))
+    write_folder(checkpoint, out, tensors, _config_json(config, tied), dtype)
 
 
-def write_folder(checkpoint: Checkpoint, out: Path, tensors: dict[str, np.ndarray], values: dict) -> None:
+def write_folder(checkpoint: Checkpoint, out: Path, tensors: dict[str, np.ndarray], values: dict, dtype: str) -> None:
     """Write a Hugging Face folder that transformers 4 and 5 can open.
 
-    tensors: content of model.safetensors; values: content of config.json; everything else comes from the checkpoint.
-    Raises NanoEulerError if tokenizer.json cannot hold the vocabulary, or if writing fails; then no folder is left.
+    tensors: content of model.safetensors, as float32; values: content of config.json; dtype: "float32" or "bfloat16",
+    of the tensors in the file; everything else comes from the checkpoint. Raises NanoEulerError if tokenizer.json
+    cannot hold the vocabulary, or if writing fails; then no folder is left.
     """
     config, tokenizer, template = checkpoint.model.config, checkpoint.tokenizer, chat_template(checkpoint)
     unsaid = [tokenizer.special_tokens[name] for name in (USER, ASSISTANT) if template]
@@ -52,7 +52,8 @@ def write_folder(checkpoint: Checkpoint, out: Path, tensors: dict[str, np.ndarra
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     settings |= edges | {"add_bos_token": False, "model_max_length": config.context}
     documents = {
-        "config.json": values | ids,
+        # the names of transformers 4 and of 5
+        "config.json": values | ids | {"torch_dtype": dtype, "dtype": dtype},
         "generation_config.json": ids | ends | ({"suppress_tokens": unsaid} if unsaid else {}),
         "tokenizer.json": tokenizers.to_json(tokenizer),
         "tokenizer_config.json": settings | ({"chat_template": template} if template else {}),
@@ -60,9 +61,23 @@ def write_folder(checkpoint: Checkpoint, out: Path, tensors: dict[str, np.ndarra
     with files.new_folder(out) as folder:
         for name, value in documents.items():
             (folder / name).write_text(files.to_json(value, indent=1), "utf-8")
-        save_file(tensors, folder / WEIGHTS, {"format": "pt"})
-        with suppress(OSError):  # safetensors lets no one else read it, whatever the umask
-            shutil.copymode(folder / "config.json", folder / WEIGHTS)
+        _save(folder / WEIGHTS, tensors, dtype)
+
+
+def _save(file, tensors, dtype):
+    """Write tensors as safetensors; the package's own function for NumPy has no bfloat16."""
+    kind, size = DTYPES[dtype]
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    tensors = dict(sorted(tensors.items()))
+    for name, tensor in tensors.items():
+        start, end = end, end + size * tensor.size
+        header[name] = {"dtype": kind, "shape": tensor.shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # so that the numbers are aligned
+    with open(file, "wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            out.write((to_bfloat16(tensor) if dtype == "bfloat16" else tensor.astype("<f4")).tobytes())
 
 
 def _config_json(config, tied):
@@ -73,8 +88,8 @@ def _config_json(config, tied):
         "num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads, "head_dim": config.head_dim,
         "vocab_size": config.vocab_size, "max_position_embeddings": config.context,
         "rms_norm_eps": config.norm_eps, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": tied,
-        "rope_theta": theta, "rope_scaling": None, "torch_dtype": "float32",  # the names of transformers 4
-        "rope_parameters": {"rope_type": "default", "rope_theta": theta}, "dtype": "float32",  # and of 5
+        "rope_theta": theta, "rope_scaling": None,  # the names of transformers 4
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},  # and of 5
     }  # fmt: skip
 
 
@@ -225,15 +240,14 @@ def _header(file):
 def read_tensor(name: str, file: Path, kind: str, shape: tuple[int, ...], offset: int) -> np.ndarray:
     """Read one tensor as float32. name: for messages; the other arguments: values of `headers`.
 
-    NumPy has no bfloat16, so its 16 bits are read as the upper half of a float32. Raises NanoEulerError for any other
-    dtype, and if a number is not finite.
+    Raises NanoEulerError for any dtype other than float32, float16 and bfloat16, and if a number is not finite.
     """
     kinds = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
     if kind not in kinds:
         raise NanoEulerError(f"{file}: {name} must be one of {', '.join(kinds)}, got {kind}")
     tensor = np.fromfile(file, kinds[kind], int(np.prod(shape)), offset=offset).reshape(shape)
     if kind == "BF16":
-        tensor = (tensor.astype(np.uint32) << 16).view(np.float32)
+        tensor = from_bfloat16(tensor)
     if not np.isfinite(tensor).all():
         raise NanoEulerError(f"{file}: {name} must hold finite numbers, got NaN or infinity")
     return tensor

@@ -31,7 +31,7 @@ from nanoeuler_lib.text.chat_template import ASSISTANT, USER
 from nanoeuler_lib.training import checkpoint as checkpoints
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.monitor import MEASURES, measured
-from nanoeuler_lib.training.report import description, draw_layers, draw_loss
+from nanoeuler_lib.training.report import description, draw_layers, draw_loss, totals
 from nanoeuler_lib.training.run_folder import read_log
 
 BLANK = release_check.BLANK
@@ -172,10 +172,9 @@ def _facts(found: Checkpoint, log: list[dict], about: dict) -> Iterator[tuple[st
     yield "checkpoint", f"of step {found.step:,}"
     steps = [entry for entry in log if "loss" in entry]
     if steps and found.train:
-        tokens = sum(entry["seconds"] * entry["tokens_per_second"] for entry in steps)
+        tokens, seconds, _, _ = totals(log, steps)
         text = about["data"].get("train_tokens")
         again = f", {tokens / text:.2g} times the {text:,} of its text" if text else ""
-        seconds = sum(entry["seconds"] for entry in steps)
         yield "trained on", f"{tokens:,.0f} tokens{again}, in {seconds:,.0f} s of steps"
         t = found.train
         yield "by", f"{t.optimizer}, rate {t.rate:g}, batches of {t.batch * t.accumulate} rows, seed {t.seed}"

@@ -1,7 +1,6 @@
 """Measure a text under a model in bits per byte, and write an HTML page that marks its high-loss tokens."""
 
 import codecs
-import html
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import printable
+from nanoeuler_lib.files import escaped, html_page
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import Tokenizer
@@ -79,24 +78,15 @@ def _windows(number, length, time):
         first, stop = stop, min(length, stop + max(1, time // 2))
 
 
-PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark }}
-body {{ font: 1rem/1.6 system-ui, sans-serif; max-width: 48rem; margin: 2rem auto; padding: 0 1rem }}
-div {{ white-space: pre-wrap; overflow-wrap: anywhere }}
-.b1 {{ background: #e6a80033 }} .b2 {{ background: #e6a80077 }}
-.b3 {{ background: #e0600088 }} .b4 {{ background: #d0200099 }}
-hr {{ border: 0; border-top: 1px solid }}
-</style>
-<h1>{title}</h1>
-<p>{facts}</p>
+STYLE = """\
+div { white-space: pre-wrap; overflow-wrap: anywhere }
+.b1 { background: #e6a80033 } .b2 { background: #e6a80077 }
+.b3 { background: #e0600088 } .b4 { background: #d0200099 }
+hr { border: 0; border-top: 1px solid }"""
+BODY = """<p>{facts}</p>
 <p>A mark says what a token costs: <span class="b1">from 2 bits</span> <span class="b2">4</span>
 <span class="b3">7</span> <span class="b4">11</span>. Point at one for its number.{cut}</p>
-<div>{text}</div>
-</html>
-"""
+<div>{text}</div>"""
 
 
 def page(scored: Scored, tokenizer: Tokenizer, title: str, facts: str) -> str:
@@ -110,11 +100,10 @@ def page(scored: Scored, tokenizer: Tokenizer, title: str, facts: str) -> str:
             piece, end = characters.decode(tokenizer.token_bytes[token]), ""
         if piece:  # tokens that form one character are marked together
             level = sum(pending >= least for least in LEVELS)
-            shown = html.escape(printable(piece))
+            shown = escaped(piece)
             parts.append(f'<span class="b{level}" title="{pending:.1f} bits">{shown}</span>' if level else shown)
         if piece or end:
             pending = 0.0
         parts.append(end)
     cut = f" The first {SHOWN:,} of {len(scored.ids):,} tokens are shown." if len(scored.ids) > SHOWN else ""
-    title, facts = html.escape(printable(title)), html.escape(printable(facts))
-    return PAGE.format(title=title, facts=facts, cut=cut, text="".join(parts))
+    return html_page(title, STYLE, BODY.format(facts=escaped(facts), cut=cut, text="".join(parts)))

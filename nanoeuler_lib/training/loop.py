@@ -18,7 +18,7 @@ import numpy as np
 from nanoeuler_lib.config import CHANGEABLE, TrainConfig
 from nanoeuler_lib.engine.device import CPU, Device, chosen_before, step_of
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import one_line
+from nanoeuler_lib.files import one_line, write_text
 from nanoeuler_lib.machine import cores, memory, one_blas_thread
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.model.optim import optimizer_of
@@ -62,6 +62,8 @@ def start_run(run: str | Path, state: checkpoint.Checkpoint, dataset: Dataset, o
             expect_new(run)
             dataset.prepare(run, state)
             run_json.write(run, state, dataset)
+            if options.settings is not None:
+                write_text(run / "settings.toml", options.settings)
             run_folder.save(run, state, 0)
         return _train(_journal(run, state, dataset, options, device, processes, still_there))
 

@@ -1,18 +1,20 @@
-"""The report of a run as a page with figures, and a loss curve that a notebook redraws while a run trains."""
+"""A run's report: a page with figures, its log as CSV, and a loss curve that a notebook redraws while a run trains."""
 
+import csv
+import io
 import json
 import math
 import re
 import time
 from importlib.resources import files
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import matplotlib.pyplot as plt
 from matplotlib import ticker
 
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import expect_writable, from_json, markdown, one_line, printable, write_text
+from nanoeuler_lib.files import expect_new, expect_writable, from_json, markdown, one_line, printable, write_text
 from nanoeuler_lib.training.monitor import MEASURES, WINDOW, measured, percent
 from nanoeuler_lib.training.run_folder import read_log
 
@@ -26,10 +28,7 @@ def report(run: str | Path, out: str | Path | None = None) -> Path:
     run = Path(run)
     out = Path(out) if out is not None else run / "report"
     expect_writable(out / "report.md", parents=True)
-    log, head = read_log(run), description(run / "run.json")
-    steps = [entry for entry in log if "loss" in entry]
-    if not steps and not head["data"].get("imported"):
-        raise NanoEulerError(f"{run}: its log must have at least one step, got none")
+    log, head, steps = read(run, imported=True)
     floor = head["data"].get("floor_bits_per_byte")
     floor = floor if isinstance(floor, (int, float)) else None
     try:
@@ -42,6 +41,57 @@ def report(run: str | Path, out: str | Path | None = None) -> Path:
         raise NanoEulerError(f"{out}: cannot be written to ({error.strerror})") from None
     write_text(out / "report.md", _page(run, head, log, steps, floor))
     return out / "report.md"
+
+
+def read(run: Path, imported: bool = False) -> tuple[list[dict], dict, list[dict]]:
+    """Read a run: its log, the content of run.json, and the log entries that are steps.
+
+    imported: also accept an imported run, which has no steps. Raises NanoEulerError if the run has no log or no step,
+    or a file is damaged.
+    """
+    log, head = read_log(run), description(run / "run.json")
+    steps = [entry for entry in log if "loss" in entry]
+    if not steps and not (imported and head["data"].get("imported")):
+        raise NanoEulerError(f"{run}: its log must have at least one step, got none")
+    return log, head, steps
+
+
+def write_csv(run: str | Path, file: str | Path) -> int:
+    """Write the numbers of a run's log as CSV, one row per logged step, and return the number of rows.
+
+    Each column's name has its unit. The file must not exist. Raises NanoEulerError as `report` does.
+    """
+    expect_new(file)
+    log, _, _ = read(Path(run))
+    rows, columns, unit = {}, {"step": None}, validations(log)[1]
+    for entry in sorted(log, key=lambda entry: "loss" not in entry):  # the columns of the steps first
+        numbers = dict(_numbers(entry, unit))
+        columns |= numbers
+        if numbers:
+            rows.setdefault(entry["step"], {"step": entry["step"]}).update(numbers)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row for _, row in sorted(rows.items()))
+    write_text(file, text.getvalue())
+    return len(rows)
+
+
+def _numbers(entry, unit):
+    """Yield the name, with its unit, and the value of each number of a log entry; unit: of the validation loss."""
+    of_loss, part = loss_unit(unit), "" if "loss" in entry else "validation "
+    names = {
+        "loss": f"loss ({of_loss})", "rate": "learning rate", "norm": "gradient norm",
+        "seconds": None if part else "time (s)", "tokens_per_second": "tokens per second",
+        measured(entry): f"validation loss ({unit})", "valid_share": "validation data used (fraction)",
+        "seen": "training data used (fraction)",
+    }  # fmt: skip
+    yield from ((names[name], value) for name, value in entry.items() if names.get(name))
+    yield from ((f"loss of head {k} ({of_loss})", x) for k, x in enumerate(entry.get("later", ()), 1))
+    yield from ((part + name, value) for name, value in entry.get("figures", {}).items())
+    yield from ((f"validation loss, {name} ({unit})", bits) for name, bits in entry.get("valid_sets", {}).items())
+    for name, (norm, ratio) in entry.get("groups", {}).items():
+        yield from ((f"{name}: gradient norm", norm), (f"{name}: update size / weight size", ratio))
 
 
 def description(file: Path) -> dict:
@@ -78,24 +128,37 @@ def _facts_table(head, log, steps, floor):
     return ["| | |", "|:--|:--|", *(f"| {name} | {markdown(value)} |" for name, value in facts), ""]
 
 
-def _run_facts(head, log, steps):
-    seconds = sum(entry.get("seconds", 0) for entry in steps)
-    speed = median(entry["tokens_per_second"] for entry in steps)
-    tokens = sum(entry.get("seconds", 0) * entry["tokens_per_second"] for entry in steps)
-    beside = sum(entry.get("seconds", 0) for entry in log if "loss" not in entry)
+def totals(log: list[dict], steps: list[dict]) -> tuple[float, float, float, float]:
+    """Return tokens and seconds of a log's steps, their median tokens per second, and the seconds outside of them."""
+    seconds, beside = (sum(entry.get("seconds", 0) for entry in log if ("loss" in entry) == of) for of in (True, False))
+    return sum(map(tokens_of, steps)), seconds, median(entry["tokens_per_second"] for entry in steps), beside
+
+
+def tokens_of(entry: dict) -> float:
+    """Return the tokens of a logged step; 0 if the entry has no seconds."""
+    return entry.get("seconds", 0) * entry["tokens_per_second"]
+
+
+def progress(head: dict, steps: list[dict]) -> str:
+    """Describe how many of its planned steps a run has taken, such as "3 of 5, unfinished"."""
     planned, done = head["train"].get("steps"), steps[-1]["step"]
+    return f"{done} of {planned}" + ("" if done == planned else ", unfinished")
+
+
+def _run_facts(head, log, steps):
+    tokens, seconds, speed, beside = totals(log, steps)
     data = head["data"]
     sizes = [f"{data[key]} {key.removeprefix('train_')}" for key in data if key.startswith("train_")]
-    yield "steps", f"{done} of {planned}" + ("" if done == planned else ", unfinished")
+    yield "steps", progress(head, steps)
     yield "data", f"{data.get('source')}, {' and '.join(sizes)} to train on"
-    seen = _series(log, "seen")
+    seen = series(log, "seen")
     if seen and isinstance(data.get("reach"), int | float):
         yield (
             "rows",
             f"cover {percent(data['reach'])} of the training {data.get('unit')}; "
             f"{percent(seen[-1][1])} were used by step {seen[-1][0]}",
         )
-    for step, change in _series(log, "changed"):
+    for step, change in series(log, "changed"):
         yield f"from step {step} on", change
     yield "machine", head.get("machine")
     yield ("throughput", f"{speed:,.0f} tokens per second (median); {tokens:,.0f} tokens in {seconds:,.0f} s of steps")
@@ -105,8 +168,8 @@ def _run_facts(head, log, steps):
 
 
 def _validation_facts(log, floor):
-    valid, unit = _validations(log)
-    sets = _series(log, "valid_sets")
+    valid, unit = validations(log)
+    sets = series(log, "valid_sets")
     if not valid:
         return
     last = valid[-1][1]
@@ -119,17 +182,17 @@ def _validation_facts(log, floor):
 
 
 def _warnings(log):
-    warnings = [f"- {one_line(text, 2000)}" for _, text in _series(log, "warning")]
+    warnings = [f"- {one_line(text, 2000)}" for _, text in series(log, "warning")]
     return ["## Warnings", "", *(warnings or ["None."]), ""]
 
 
 def _validation_table(log, floor):
-    valid, unit = _validations(log)
-    sets, figures = _series(log, "valid_sets"), dict(_series(log, "figures"))
+    valid, unit = validations(log)
+    sets, figures = series(log, "valid_sets"), dict(series(log, "figures"))
     if not valid:
         return []
     names = list(sets[-1][1]) if sets else []
-    sets, shares = dict(sets), dict(_series(log, "valid_share"))
+    sets, shares = dict(sets), dict(series(log, "valid_share"))
     beside = list(figures.get(valid[-1][0], {}))
     columns = ["step", unit] + ["above the floor"] * (floor is not None)
     columns += [markdown(name) for name in names]
@@ -147,7 +210,7 @@ def _validation_table(log, floor):
 
 
 def _samples(log):
-    samples = _series(log, "sample")
+    samples = series(log, "sample")
     lines = ["## Samples", ""] if samples else []
     for step, text in samples:
         fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
@@ -160,32 +223,41 @@ def _settings(head):
     return ["## Settings", "", "```json", settings, "```", ""]
 
 
-def _validations(log):
+def validations(log: list[dict]) -> tuple[list[tuple[int, float]], str]:
     """Return the steps and values of the validation loss, and its unit."""
     name = next(filter(None, map(measured, log)), "valid_bits_per_byte")
-    return _series(log, name), MEASURES[name]
+    return series(log, name), MEASURES[name]
 
 
-def _series(log, name):
+def loss_unit(unit: str) -> str:
+    """Return the unit of the training loss of a run whose validation loss has this unit."""
+    return "nats per token" if unit == "bits per byte" else unit
+
+
+def smoothed(losses: list[float]) -> list[float]:
+    """Return the mean of the `WINDOW` losses around each loss."""
+    half = WINDOW // 2
+    return [fmean(losses[max(0, i - half) : i + half + 1]) for i in range(len(losses))]
+
+
+def series(log: list[dict], name: str) -> list[tuple]:
     """Return (step, value) for each log entry that has a value of this name."""
     return [(entry["step"], entry[name]) for entry in log if name in entry]
 
 
 def draw_loss(log: list[dict], floor: float | None = None):
     """Draw the training and validation loss by step and return the figure; floor: bits per byte, drawn as a line."""
-    figure, (upper, lower) = _two_panels()
+    figure, (upper, lower) = panels(2)
     steps = [entry for entry in log if "loss" in entry]
     x, y = [entry["step"] for entry in steps], [entry["loss"] for entry in steps]
     upper.plot(x, y, color="0.6", linewidth=0.6, label="each step")
-    around = [y[max(0, i - WINDOW // 2) : i + WINDOW // 2 + 1] for i in range(len(y))]
-    smooth = [sum(near) / len(near) for near in around]
-    upper.plot(x, smooth, label=f"mean of {WINDOW} steps")
-    valid, unit = _validations(log)
-    upper.set(xlabel="step", ylabel=f"training loss, {'nats per token' if unit == 'bits per byte' else unit}")
+    upper.plot(x, smoothed(y), label=f"mean of {WINDOW} steps")
+    valid, unit = validations(log)
+    upper.set(xlabel="step", ylabel=f"training loss, {loss_unit(unit)}")
     upper.legend()
     if valid:
         lower.plot(*zip(*valid), marker=".", label="validation")
-        sets = _series(log, "valid_sets")
+        sets = series(log, "valid_sets")
         for name in sets[-1][1] if sets else ():
             points = [(step, bits[name]) for step, bits in sets if name in bits]
             lower.plot(*zip(*points), marker=".", linewidth=1, linestyle=":", label=one_line(name, 40))
@@ -195,7 +267,7 @@ def draw_loss(log: list[dict], floor: float | None = None):
         lower.axhline(floor, color="0.5", linestyle="--", label="floor: the source itself")
     lower.set(xlabel="step", ylabel=f"validation, {unit}")
     if valid and min(bits for _, bits in valid) > 0:
-        _log_scale(lower)
+        log_scale(lower)
     if valid or floor is not None:
         lower.legend()
     return figure
@@ -203,7 +275,7 @@ def draw_loss(log: list[dict], floor: float | None = None):
 
 def draw_layers(log: list[dict]):
     """Draw each layer group's gradient norm and update-to-weight ratio by step, and return the figure."""
-    figure, (upper, lower) = _two_panels()
+    figure, (upper, lower) = panels(2)
     watched = [entry for entry in log if "groups" in entry]
     names = list(watched[0]["groups"]) if watched else []
     markers = "os^vD*<>PX"
@@ -215,13 +287,13 @@ def draw_layers(log: list[dict]):
     for axes, label in ((upper, "gradient norm"), (lower, "update size / weight size")):
         axes.set(xlabel="step", ylabel=label)
         if names:
-            _log_scale(axes)
+            log_scale(axes)
     if names:
         lower.legend(fontsize=8, ncols=3)
     return figure
 
 
-def _log_scale(axes):
+def log_scale(axes: plt.Axes) -> None:
     """Make an axis logarithmic, with enough labels to read off values even if they span a small range."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
@@ -235,9 +307,10 @@ def _log_scale(axes):
     axes.yaxis.set_minor_locator(ticker.NullLocator())
 
 
-def _two_panels():
+def panels(count: int, above: float = 0.0) -> tuple[plt.Figure, list[plt.Axes]]:
+    """Return a figure with so many panels, one below the other; above: inches that are left free above them."""
     plt.style.use(files("nanoeuler_lib") / "nanoeuler.mplstyle")
-    return plt.subplots(2, 1, figsize=(4.7, 5.4))
+    return plt.subplots(count, 1, figsize=(4.7, 2.7 * count + above))
 
 
 class Live:

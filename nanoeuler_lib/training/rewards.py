@@ -5,8 +5,11 @@ and computes the derivative of the loss for each of their tokens. Everything els
 uses random numbers seeded by (seed, step), so a resumed run needs no random state. Chapter 22.
 """
 
+import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from numbers import Real
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +18,7 @@ import numpy as np
 from nanoeuler_lib._moved import name_of
 from nanoeuler_lib.config import ModelConfig, RewardConfig
 from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.files import one_line
 from nanoeuler_lib.generation.chat import Chat
 from nanoeuler_lib.machine import cores
 from nanoeuler_lib.model import GPT, RowLoss
@@ -181,6 +185,27 @@ def answer_text(tokenizer: Tokenizer, drawn: Sampled) -> str:
     return text if drawn.ended and plain else f"{text}..."
 
 
+def checked(verifier: Verifier, name: str) -> Verifier:
+    """Return a verifier that raises NanoEulerError if `verifier` raises or returns anything but a finite number.
+
+    name: of the verifier, for the message.
+    """
+
+    def grade(problem: Problem, answer: str) -> float:
+        about = f"for the answer {short(answer)}"
+        try:
+            reward = verifier(problem, answer)
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            told = f"{type(error).__name__}: {one_line(str(error), 200)}"
+            raise NanoEulerError(f"reward {name} failed {about} in {at.filename}:{at.lineno}: {told}") from error
+        if not (isinstance(reward, Real | np.bool_) and math.isfinite(reward)):
+            raise NanoEulerError(f"reward {name} must return a finite number, got {short(reward)} {about}")
+        return float(reward)
+
+    return grade
+
+
 class RewardDataset(Dataset):
     """Hold questions to answer for a reward; the answers are sampled during training.
 
@@ -204,7 +229,9 @@ class RewardDataset(Dataset):
         if c.reward not in verifiers:
             names = ", ".join(verifiers) or "the names in verifiers, which is empty"
             raise NanoEulerError(f"reward must be one of {names}, got {short(c.reward)}")
-        self.verify, self.truth = verifiers[c.reward], next(iter(verifiers.values()))
+        graded = {name: checked(verifier, name) for name, verifier in verifiers.items()}
+        self.verify, self.truth = graded[c.reward], next(iter(graded.values()))
+        self.verify(problems[0], "...")  # raises for a flawed verifier before anything is written
         self.end, self.span = markers(self.tokenizer)[0], c.updates
         self.problems, self.held_out = list(problems), list(held_out)
         self.questions, self.asked = (

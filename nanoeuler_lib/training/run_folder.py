@@ -2,6 +2,7 @@
 
     run/
         run.json            settings, data, machine
+        settings.toml       options of the command that began the run, for --config
         log.jsonl           a line for each step, validation, sample and warning
         checkpoints/step-000500/ ...
         checkpoints/best/   the checkpoint with the lowest validation loss, without the optimiser's state
@@ -38,8 +39,8 @@ from nanoeuler_lib.training import checkpoint
 from nanoeuler_lib.training.monitor import MEASURES, measured
 
 # Files that may remain if a process is killed before its first checkpoint, and the names of unfinished files.
-BEGUN = {"lock", "run.json", "checkpoints", "reference.safetensors"}
-PARTIAL = re.compile(r"\.(run\.json|log\.jsonl)(\.\d+)?\.partial")
+BEGUN = {"lock", "run.json", "settings.toml", "checkpoints", "reference.safetensors"}
+PARTIAL = re.compile(r"\.(run\.json|settings\.toml|log\.jsonl)(\.\d+)?\.partial")
 
 KEEP = 2  # number of latest checkpoints that are kept
 

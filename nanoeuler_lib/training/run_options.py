@@ -20,6 +20,7 @@ class RunOptions:
     printed. base: checkpoint whose parameters a pretraining run begins with; shape and tokenizer must be the same.
     group: the processes that resume a run together. floor: function that returns the bits per byte of the validation
     text's source, or None. verifiers: name -> function (problem, answer) -> reward; the first one must be correct.
+    settings: text that a new run stores as settings.toml, which `--config` of the command reads.
     """
 
     quiet: bool = False
@@ -32,6 +33,7 @@ class RunOptions:
     group: data_parallel.Group | None = None
     floor: Callable[[str], float | None] | None = None
     verifiers: Mapping[str, Callable] | None = None
+    settings: str | None = None
 
     def expect_cpu(self, what: str) -> None:
         """Raise NanoEulerError if a device other than the CPU is given; what: the training that needs the CPU."""

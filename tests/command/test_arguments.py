@@ -84,7 +84,7 @@ def test_the_first_page_shows_the_examples_line_by_line():
 
 # What is wrong with a command line, as one line. The words and the message belong together, whole.
 WRONG = {
-    "": "COMMAND must be given: one of tokenizer, corpus, shards, train, replay, sft, dpo, grpo, report, "
+    "": "COMMAND must be given: one of tokenizer, corpus, shards, train, replay, sft, dpo, grpo, report, compare, "
     "generate, score, answers, chat, check, lab, test, progress, diagnose, break, assign, info, export, release, "
     "import",
     "--verison": "'--verison' is not an option, did you mean --version?",

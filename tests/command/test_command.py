@@ -37,6 +37,7 @@ SETTINGS = {
 }  # fmt: skip
 SHAPES = {"dim": 32, "heads": 8, "kv_heads": 1, "layers": 3, "context": 20, "vocab_size": 300, "predict": 2}
 VALUES = SETTINGS | SHAPES | {"preset": "big", "ops": "plain", "device": "gpu", "precision": "tf32", "cards": 1}
+VALUES |= {"config": "settings.toml"}
 LINES = {  # tokenizer, report, diagnose, break, assign and info are run whole: test_use, test_breaks and test_assign
     "corpus konigsberg": "--out new", **{f"corpus {name}": "--out new" for name in arguments.CORPORA},
     "shards": "a.txt --tokenizer bpe.json --out new", "train": "--data a.txt --run r", "train --resume": "r",
@@ -48,6 +49,11 @@ ROW = gradcheck.Row("heads", (3, 4), 1e-9, 1e-8, 0.5, 2e-7)
 
 def head(info):
     return {"info": info, "train": TrainConfig().to_dict(), "step": 5, "model": {}}
+
+
+def unrecorded(child):
+    """Leave out the text of settings.toml, which has every option, also one that is not handed on."""
+    return lambda *given, settings, **named: child(*given, **named)
 
 
 @pytest.fixture
@@ -71,8 +77,9 @@ def heard(monkeypatch):
         for owner, name, child in (
             (corpus, "make", lambda *given, follow: heard.make(*given)), (konigsberg, "corpus", heard.corpus),
             (konigsberg, "floor", heard.floor), (shards, "write", heard.write), (Tokenizer, "load", heard.tokenizer),
-            (data, "read_text", heard.read), (train, "train", heard.train), (train, "pretrain", heard.pretrain),
-            (sft, "fine_tune", heard.tune), (loop, "resume", heard.resume), (sources, "examples", heard.examples),
+            (data, "read_text", heard.read), (train, "train", unrecorded(heard.train)),
+            (train, "pretrain", unrecorded(heard.pretrain)), (sft, "fine_tune", unrecorded(heard.tune)),
+            (loop, "resume", heard.resume), (sources, "examples", heard.examples),
             (checkpoint, "load", heard.load), (checkpoint, "read_head", heard.head), (device, "choose", heard.choose),
             (cli, "_came_out", lambda *_: None), (generate, "stream", heard.stream), (ask, "Loop", heard.loop),
             (score, "score", lambda *given, follow: heard.score(*given)), (score, "page", lambda *_: "<p>"),
@@ -97,6 +104,7 @@ def test_every_option_changes_what_the_library_is_asked_or_is_refused(command, n
     info = {"examples": ["a.txt", 1, 2]} if "sft" in command else {"source": "a.txt"}
     heard.head.return_value = head(info)
     Path("a.txt").touch()
+    Path("settings.toml").write_text("seed = 9")
 
     def done(*more):
         heard.reset_mock()
@@ -193,6 +201,20 @@ REFUSED = {
     "sft": "--run is required: give --run FOLDER, or --resume FOLDER",
     "train --data text.txt --run run": "run: must be a new or an empty folder",
     "sft --run run --examples 9": "run: must be a new or an empty folder",
+    "train --resume run --config s.toml": "--config must not be given with --resume",
+    **{f"train --data text.txt --run new --config {name}": f"{name}: {told}" for name, told in {
+        "none.toml": "cannot be read (No such file or directory), expected a settings file",
+        "list.json": "not readable as TOML (", "rat.toml": "'lrr' is not a setting, did you mean lr?",
+        "resume.toml": "'resume' is not a setting", "lr.toml": "lr must be a number, got 'fast'",
+        "steps.toml": "steps must be an integer, or tokens as in 300Mtok, got True",
+        "data.toml": "data must be a text or a list of them, got ['a', 3]",
+        "quiet.toml": "quiet must be true or false, got 'no'",
+    }.items()},
+    "compare run": "compare takes at least two runs, got 1",
+    "report run --csv new --out new": "--csv must not be combined with --out",
+    "grpo --base run --run new --reward mine.py:f": "--reward must be MODULE:FUNCTION, such as mine:reward",
+    "grpo --base run --run new --reward mine:f": "the module mine cannot be imported (ModuleNotFoundError",
+    "grpo --base run --run new --reward os:name": "name must be a function of the module os, got 'posix'",
     "train --resume run --from run": "--resume and --from must not be combined",
     "train --resume run/checkpoints/best": "best: must be a run folder, got a checkpoint: use run",
     "train --resume none --data text.txt": "none: no such folder",
@@ -243,7 +265,9 @@ def spoilt(made, tmp_path_factory):
     folder = Path(shutil.copytree(made, tmp_path_factory.mktemp("spoilt"), dirs_exist_ok=True))
     for name, text in {
         "short.txt": "hello", "one.txt": "Q", "other.txt": run_text().replace("cat", "dog"), "list.json": "[1, 2]",
-        "key.jsonl": json.dumps({"x" * 100_000: 1}),
+        "key.jsonl": json.dumps({"x" * 100_000: 1}), "s.toml": "lr = 1", "rat.toml": "lrr = 1",
+        "resume.toml": "resume = 'run'", "lr.toml": "lr = 'fast'", "steps.toml": "steps = true",
+        "data.toml": "data = ['a', 3]", "quiet.toml": "quiet = 'no'",
     }.items():  # fmt: skip
         (folder / name).write_text(text)
     (folder / "folder").mkdir()
@@ -272,6 +296,7 @@ def test_bad_input(line, spoilt, nanoeuler, monkeypatch):
 @pytest.mark.parametrize("command", [
     "tokenizer train --data a.txt --out", "corpus konigsberg --out", "shards a.txt --tokenizer t.json --out",
     "train --data a.txt --run", "sft --run", "dpo --run", "grpo --base r --run", "report r --out", "score a.txt --out",
+    "report r --csv", "compare r s --out",
     "answers --out", "export r --to hf --out", "release r --out", "import hf --run",
 ])  # fmt: skip
 def test_a_place_that_takes_no_result_is_told_before_the_work(command, nanoeuler, monkeypatch):

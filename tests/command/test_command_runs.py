@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,30 @@ def test_the_best_checkpoint_stays_beside_the_last(here, nanoeuler):
     assert nanoeuler("generate a --run run/checkpoints/best --tokens 3")[0] == 0
 
 
+def test_a_run_records_settings_that_begin_it_again(here, nanoeuler):
+    """Check that the same run comes out, with the same bits, and that the command line wins over the file."""
+    shape = "--preset big --dim 16 --heads 2 --kv-heads 1 --layers 1 --context 12 --vocab-size 258"
+    Path("valid.txt").write_text("the cat ran. " * 20)
+    settings = f"steps = '200tok'\nlr = 1\nbatch = 2\nsave_every = 2\nquiet = true\ndata = '{here}/text.txt'\n"
+    Path("my.toml").write_text(settings)
+    given = f"--valid valid.txt {shape} --batch 4 --warmup 1 --lr 1e-5"
+    code, out, err = nanoeuler(f"train --config my.toml --run a {given}")
+    assert (code, err) == (0, "") and out.startswith("a: done")
+    found = head_of("a")["train"]
+    assert [found[name] for name in ("steps", "rate", "batch", "save_every", "clip")] == [5, 1e-5, 4, 2, 1.0]
+    recorded = tomllib.loads(Path("a/settings.toml").read_text())
+    assert recorded["data"] == [str(here / "text.txt")] and recorded["lr"] == 1e-5 and recorded["predict"] == 4
+    assert not {"run", "preset", "quiet", "config", "profile"} & recorded.keys() and recorded["steps"] == 5
+    assert nanoeuler("train --config a/settings.toml --run b --quiet")[0] == 0
+    assert_same_run("a", "b")
+    assert nanoeuler("train --config a/settings.toml --data valid.txt --run c --quiet")[0] == 0
+    assert head_of("c")["data"]["source"] == "valid.txt", "replaced, not extended"
+    assert nanoeuler(f"train --from {here}/run --data {here}/text.txt --run d {FEW}")[0] == 0
+    assert "dim" not in Path("d/settings.toml").read_text()
+    assert nanoeuler("train --config d/settings.toml --run e --quiet")[0] == 0
+    assert_same_run("d", "e")
+
+
 def test_another_rate_on_resume_is_written_down(here, nanoeuler):
     code, out, _ = nanoeuler("train --resume run --steps 6 --rate 0.001")
     assert code == 0 and "from step 4 on: steps 4 -> 6\nfrom step 4 on: rate 0.003 -> 0.001\n" in out
@@ -199,6 +224,8 @@ def test_what_sft_taught_is_chatted_with_and_goes_on(nanoeuler, monkeypatch):
     code, out, err = nanoeuler("sft --resume parts --quiet")
     assert (code, err) == (0, "") and out.startswith("parts: done, 4 steps, ") and "nanoeuler chat --run parts" in out
     assert_same_run("whole", "parts")
+    assert nanoeuler("sft --config whole/settings.toml --run again --quiet")[0] == 0
+    assert_same_run("whole", "again")
     info = checkpoint.load("parts").info
     assert info["template"] == "plain" and info["examples"] == ["konigsberg", 30, 201] and "turns" not in info
     code, out, err = nanoeuler("chat --run parts --temperature 0", stdin="/story 3\nWho?\n\n/x\nWho?\n")

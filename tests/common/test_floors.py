@@ -28,7 +28,7 @@ FOLDERS = {  # of nanoeuler_lib: what each may import besides BASE
     "engine": {"model", "ops", "cuda"},
     "generation": {"text", "model"},
     "training": {"text", "model", "ops", "corpus", "engine", "generation"},
-    "formats": {"model", "text", "training"},
+    "formats": {"model", "text", "training", "cuda"},
 }
 
 

@@ -85,6 +85,34 @@ def test_logits_are_those_of_transformers(run):
     assert apart < 1e-10 * np.abs(expected).max()
 
 
+def test_weights_in_bfloat16_are_the_nearest_ones(run, tmp_path):
+    """Compare with PyTorch's rounding, in transformers, in an import and in GGUF; logits are those of rounded ones."""
+    transformers, torch = oracle()
+    gguf, params = pytest.importorskip("gguf"), checkpoint.load(run).model.params
+    left = formats.export(run, "hf", tmp_path / "hf", "bfloat16")
+    assert "half of each weight's bits: bfloat16 keeps 8 significant ones" in left
+    values = json.loads((tmp_path / "hf/config.json").read_text())
+    assert values["dtype"] == values["torch_dtype"] == "bfloat16"
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype="auto")
+    formats.import_run(tmp_path / "hf", tmp_path / "back")
+    model = checkpoint.load(tmp_path / "back").model
+    short = torch.tensor(params["layers.0.out"].T.copy()).to(torch.bfloat16)
+    assert torch.equal(theirs.model.layers[0].self_attn.o_proj.weight, short)
+    assert np.array_equal(model.params["layers.0.out"].T, short.float().numpy())
+    ids = np.random.default_rng(1).integers(0, ODD.vocab_size, (2, 9))
+    with torch.no_grad():
+        expected = theirs.float()(torch.tensor(ids)).logits.numpy()
+    assert np.abs(model.logits(ids) - expected).max() < 1e-4 * np.abs(expected).max()
+    formats.export(run, "gguf", tmp_path / "a.gguf", "bfloat16")
+    reader = gguf.GGUFReader(tmp_path / "a.gguf")
+    kinds = {t.name: (t.tensor_type.name, t.data) for t in reader.tensors}
+    assert kinds["output_norm.weight"][0] == "F32" and kinds["blk.0.attn_output.weight"][0] == "BF16"
+    bits = kinds["blk.0.attn_output.weight"][1].view(np.uint16)
+    assert np.array_equal(bits, short.view(torch.uint16).numpy())
+    assert reader.get_field("general.file_type").contents() == gguf.LlamaFileType.MOSTLY_BF16
+    assert "dtype must be one of float32, bfloat16, got 'int8'" in error_of(formats.export, run, "hf", "x", "int8")
+
+
 def test_a_round_trip_changes_no_bit(run, tmp_path):
     before = checkpoint.load(run)
     formats.import_run(run.parent / "hf", tmp_path / "back")
@@ -367,7 +395,7 @@ def test_the_commands(runs, tmp_path, monkeypatch, capsys):
     assert "pip install gguf, or choose --to hf" in capsys.readouterr().err and not Path("a.gguf").exists()
     with patch.object(layout, "memory", return_value=10**5):
         assert "must fit into this machine's 0.0 GB" in error_of(formats.import_run, "hf", "new")
-    monkeypatch.setattr(llama, "save_file", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(llama, "_save", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     assert "hf2: cannot be written (No space" in error_of(formats.export, run, "hf", "hf2")
     twice = Tokenizer([(97, 98), (256, 97)], ["aba"])
     model = GPT(ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=8, vocab_size=259, predict=1))

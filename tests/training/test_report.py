@@ -1,5 +1,6 @@
 """Test the page and the figures of `nanoeuler report`: all lines of a page, and all numbers of the log in place."""
 
+import csv
 import json
 import math
 from unittest.mock import patch
@@ -145,6 +146,29 @@ def test_a_page_of_a_run_that_has_little_to_say(tmp_path, undrawn):
         head["data"]["floor_bits_per_byte"] = floor
         page = report.report(run_of(tmp_path, head, [*log, {"step": 5, "valid_bits_per_byte": 2}])).read_text("utf-8")
         assert ("above the floor" in page) == known and "\n| 5 | 2.0000 |" in page
+
+
+def test_a_log_as_csv(tmp_path):
+    """Check that each logged number is in the row of its step, under a name with its unit."""
+    more = {"valid_sets": {"a, b": 3.0}, "figures": {"accuracy": 0.5}, "seconds": 9.0, "seen": 0.25}
+    log = [*LOG, {"step": 4, "valid_bits_per_byte": 2} | more, {"step": 5, "loss": 1.0, "later": [2.0, 3.0]} | STEP]
+    run = run_of(tmp_path, HEAD, log)
+    assert report.write_csv(run, tmp_path / "log.csv") == 6
+    with open(tmp_path / "log.csv", newline="") as file:
+        rows = {int(row["step"]): {k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)}
+    assert rows[0] == {"step": 0, "validation loss (bits per byte)": 8}
+    assert rows[1] == {
+        "step": 1, "loss (nats per token)": 5, "learning rate": 0.1, "gradient norm": 0.5, "time (s)": 2,
+        "tokens per second": 1000, "validation loss (bits per byte)": 1.25, "embed: gradient norm": 0.5,
+        "embed: update size / weight size": 0.01, "heads: gradient norm": 0.25,
+        "heads: update size / weight size": 0.02,
+    }  # fmt: skip
+    assert rows[4] == {
+        "step": 4, "validation loss (bits per byte)": 2, "validation loss, a, b (bits per byte)": 3,
+        "validation accuracy": 0.5, "training data used (fraction)": 0.25,
+    }  # fmt: skip
+    assert rows[5]["loss of head 2 (nats per token)"] == 3 and list(rows) == [0, 1, 2, 3, 4, 5]
+    assert "already exists" in error_of(report.write_csv, run, tmp_path / "log.csv")
 
 
 @pytest.mark.parametrize("text, expected", [

@@ -2,6 +2,7 @@
 
 import math
 import signal
+import sys
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import product
@@ -254,6 +255,11 @@ REFUSED = {  # arguments, after --run new --base CHAT unless they contain one of
     "--kl-by k1": "kl_by must be reward, k2 or k3, got k1, whose gradient is 0 on average",
     "--kl -1": "kl must be a number from 0 to 100, got -1.0",
     "--reward nice": "reward must be one of route, hackable, brief, got 'nice'",
+    "--reward mine:text": "reward mine:text must return a finite number, got '1' for the answer '...'",
+    "--reward mine:infinite": "reward mine:infinite must return a finite number, got inf for the answer",
+    "--reward mine:fails": "failed for the answer '...' in MINE:4: ZeroDivisionError: division by zero",
+    "--reward mine:none": "--reward mine:none: none must be a function of the module mine, got None",
+    "--reward broken:f": "--reward broken:f: the module broken cannot be imported (NameError: name 'x' is not defined)",
     "--answer-tokens 100": "--answer-tokens must be at most",
     "--resume CHAT": "must be a run of nanoeuler grpo, got a different kind of run",
     "--resume CHAT --group 4": "--group must not be given with --resume",
@@ -269,7 +275,44 @@ def drawn_once(monkeypatch):
     monkeypatch.setattr(tasks, "route_sets", ROUTES)
 
 
-@pytest.mark.usefixtures("drawn_once")
+MINE = """text = lambda problem, answer: '1'
+infinite = lambda problem, answer: float('inf')
+def fails(problem, answer):
+    return 1 / (len(problem.goal) - len(problem.goal))
+def length(problem, answer):
+    assert problem.start and problem.goal and isinstance(problem.closed, tuple) and problem.answer
+    return len(answer)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """Write a module of rewards into the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "broken.py").write_text("x")
+    yield
+    sys.modules.pop("mine", None)
+
+
+@pytest.mark.usefixtures("drawn_once", "mine")
+def test_a_reward_of_the_user_s_own_is_named_again_to_go_on(tmp_path, capsys):
+    checkpoint.save(tmp_path / "base", *base(), 0)
+    quick = "--quiet --valid-every 2 --sample-every 0 --save-every 2 --warmup 1 --answer-tokens 8 --questions 12"
+    begin = f"grpo --base base --run run --batch 4 --group 2 --steps 2 --reward mine:length {quick}"
+    assert cli.main(begin.split()) == 0 and checkpoint.load("run").info["rewards"]["reward"] == "mine:length"
+    assert any(e["figures"]["reward"] > 2 for e in run_folder.read_log("run") if "loss" in e)
+    assert cli.main("grpo --resume run --steps 4 --quiet --reward mine:length".split()) == 0
+    capsys.readouterr()
+    for more, told in (
+        ("", "mine:length must be given again"),
+        ("--reward route", "must be the reward of the run, 'mine"),
+    ):
+        assert cli.main(f"grpo --resume run --steps 6 {more}".split()) == 2 and told in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("drawn_once", "mine")
 @pytest.mark.parametrize("words", REFUSED)
 def test_command_refuses_in_one_line(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -278,7 +321,7 @@ def test_command_refuses_in_one_line(words, tmp_path, monkeypatch, capsys):
     places = {name.upper(): checkpoint.PRETRAINED / f"konigsberg-{name}" for name in ("chat", "small")}
     assert cli.main(["grpo", *(str(places.get(word, word)) for word in given.split())]) == 2
     told = capsys.readouterr()
-    assert told.err.count("\n") == 1 and REFUSED[words] in told.err, told.err
+    assert told.err.count("\n") == 1 and REFUSED[words].replace("MINE", str(tmp_path / "mine.py")) in told.err, told.err
     assert not (tmp_path / "new").exists()
 
 
