@@ -13,6 +13,9 @@ SAMPLE ?= 300
 SEED   ?= 0
 SKIP   ?= 0
 
+# threadpoolctl does not limit the threads of Apple's BLAS, which reads this at its start.
+export VECLIB_MAXIMUM_THREADS ?= 1
+
 .DEFAULT_GOAL := help
 .PHONY: help setup book quick test test-all portable mutants mutants-library lab plain execute notebook text mirror maps results runtimes assignment assignments autograde gradescope count numbers terms lint format lock oracle browser pdf look clean
 
