@@ -21,7 +21,6 @@ FOLDER = ROOT / "_build/arm"
 TESTS = (
     "tests/common/test_platforms.py",
     "tests/generation/test_generate.py",
-    "tests/cuda/test_cuda_runtime.py",
     "notebooks/A1_cpu_runtime.ipynb",
 )
 NEEDED = {

@@ -239,7 +239,7 @@ def run(function: str, calls: list, given: str, answers: Path, user: str = "") -
             (box / "answers.py").write_bytes(read_regular(answers, LARGEST))
         except NanoEulerError:
             return [], "answers.py is missing or cannot be read"
-        (box / "given.py").write_text(given)
+        (box / "given.py").write_text(given, "utf-8")
         inputs, results = box / "calls.npz", box / "results.npz"
         np.savez(inputs, **{f"{n}/{i}": a for n, call in enumerate(calls) for i, a in enumerate(call)})
         program = Path(worker.__file__).resolve()
