@@ -13,6 +13,9 @@ SAMPLE ?= 300
 SEED   ?= 0
 SKIP   ?= 0
 
+# threadpoolctl does not limit the threads of Apple's BLAS, which reads this at its start.
+export VECLIB_MAXIMUM_THREADS ?= 1
+
 .DEFAULT_GOAL := help
 .PHONY: help setup book quick test test-all portable mutants mutants-library lab plain execute notebook text mirror maps results runtimes assignment assignments autograde gradescope count numbers terms lint format lock oracle browser pdf look clean
 
@@ -31,7 +34,7 @@ SHARED := $(wildcard project.toml) _toc.yml _config.yml Makefile book tools nano
 
 book: $(READY)  ## build the book: _build/html/index.html (warnings are errors; links and pages are checked)
 	@[ -f _build/html/objects.inv ] && [ -z "$$(find $(SHARED) -name __pycache__ -prune -o -type f \
-	    -newer _build/html/objects.inv -print -quit)" ] || rm -rf _build/html
+	    -newer _build/html/objects.inv -print | head -n 1)" ] || rm -rf _build/html
 	@$(BIN)/jupyter-book build . --path-output . -W -n --keep-going --quiet \
 	    || { rm -rf _build/html _build/.doctrees; exit 1; }
 	@$(BIN)/python -m tools.book.check_site _build/html
@@ -61,10 +64,14 @@ test-all: $(READY)  ## run all tests, including planted bugs, gap runs, assignme
 portable: $(READY)  ## run notebooks and numeric tests as other processors would compute them (NB=... for one chapter, ARGS=--all)
 	$(BIN)/python -m tools.release.portable --jobs $(JOBS) $(if $(filter command line,$(origin NB)),$(NB)) $(ARGS)
 
+MUTMUT := $(BIN)/python -c "import mutmut" 2>/dev/null || $(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[mutants]"
+
 mutants: $(READY)  ## test whether a chapter's checks reject wrong answers that are made by rules (CH=06, ARGS="--gap rmsnorm")
+	@$(MUTMUT)
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.release.chapter_mutants --processes $(JOBS) $(CH) $(ARGS)
 
 mutants-library: $(READY)  ## test whether the tests catch bugs planted in the library (MODULE=optim SAMPLE=300 SEED=0 SKIP=0)
+	@$(MUTMUT)
 	@$(BIN)/python -m tools.release.mutants --module "$(MODULE)" --sample $(SAMPLE) --seed $(SEED) --skip $(SKIP)
 
 # Containers usually run as root, and Jupyter refuses to start as root unless it is explicitly allowed.
@@ -133,10 +140,10 @@ lock:  ## write requirements.txt from pyproject.toml (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --quiet \
 	    --extra book --extra dev --extra instructor --extra corpus --upgrade --output-file requirements.txt pyproject.toml
 
-oracle: $(READY)  ## install PyTorch, mpirun and other independent oracles, for tests that are skipped without them
+oracle: $(READY)  ## install PyTorch, mpirun, mutmut and other independent oracles, for tests that are skipped without them
 	@# Install PyTorch first, by itself: if there is a CPU build, pip takes it, and the other packages accept it.
 	$(BIN)/python -m pip install --quiet $$(grep -o 'torch==[0-9.]*' pyproject.toml)
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[oracle,cards]"
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[oracle,cards,mutants]"
 
 look: book browser  ## take pictures of ten pages at three widths, light and dark, and of three chapters in JupyterLab: _build/screenshots
 	@$(BIN)/python -m tools.release.look _build/html _build/screenshots

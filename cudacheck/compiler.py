@@ -29,6 +29,7 @@ CACHE_BYTES = 1 << 30  # enough for thousands of kernels of 30 to 100 KB
 COMMON = [
     "-std=c++17", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
     "-fno-threadsafe-statics", "-ffp-contract=fast",  # as in NVRTC: a * b + c is rounded once if the processor can
+    "-fsigned-char",  # as in NVRTC on x86, and as DTYPES says; arm64's default is unsigned
     "-Werror=vla",  # NVRTC has no arrays whose length is known only at run time
 ]  # fmt: skip
 # Checked kernels are compiled without optimisation, so that every access in the text is one access of the machine.
@@ -38,6 +39,8 @@ CHECKED = [
     "-fno-sanitize=undefined", "-fsanitize=thread",
     "-fsanitize=bounds,alignment,signed-integer-overflow,integer-divide-by-zero,shift",
 ]  # fmt: skip
+# Lines of /proc/cpuinfo that tell what -march=native compiles for, on x86-64 and on arm64.
+MODEL = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
 FAST = ["-O2", "-fno-math-errno"]
 RUNTIME = "-std=c++17 -O2 -w -fPIC -pthread -fno-exceptions -fno-rtti -fvisibility=hidden".split()
 
@@ -50,12 +53,12 @@ def build(text: Text, exports: str, checked: bool, defines: Sequence[str] = ()) 
     """
     compiler = find_compiler()
     machine = (_identity(compiler), _processor(), headers())
-    flags = [*COMMON, *(checked_flags(compiler) if checked else FAST)]
+    flags = [*COMMON, *plain_addresses(), *(checked_flags(compiler) if checked else FAST)]
     # Macros are not passed on the command line, where a macro A or T would change the runtime's own headers.
     macros = "".join("#define " + macro.replace("=", " ", 1) + "\n" for macro in defines)
-    runtime_flags = [*RUNTIME, *runtime_symbols(), *(["-DCHECKED"] if checked else [])]
+    runtime_flags = [*RUNTIME, *plain_addresses(), *runtime_symbols(), *(["-DCHECKED"] if checked else [])]
     if not checked and not _is_zig(compiler):  # zig's default is this processor
-        flags.append("-mcpu=native" if platform.machine() == "arm64" else "-march=native")
+        flags.append("-mcpu=native" if on_arm() else "-march=native")
     if _is_zig(compiler):  # its own checks are on by default
         runtime_flags.append("-fno-sanitize=undefined")
     runtime = cache_folder() / f"runtime-{_digest(machine, runtime_flags, _runtime_text())}.o"
@@ -158,6 +161,16 @@ def checked_flags(compiler: tuple[str, ...]) -> list[str]:
     if is_clang and (version == 0 or version >= 18):  # filling a gigabyte would take it minutes
         flags.append("-ftrivial-auto-var-init-max-size=40000")
     return flags
+
+
+def plain_addresses() -> list[str]:
+    """Return the flag of arm64 that leaves return addresses unsigned, because the runtime compares those of threads."""
+    return ["-mbranch-protection=none"] if on_arm() else []
+
+
+def on_arm() -> bool:
+    """Return whether this processor is an arm64, which Linux calls aarch64."""
+    return platform.machine() in ("arm64", "aarch64")
 
 
 @functools.cache
@@ -293,8 +306,10 @@ def _processor() -> str:
     """Return this processor's model and features, because -march=native uses them and machines may share a cache."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8").split("\n\n")[0]
-        return "".join(line for line in text.splitlines(True) if line.startswith(("model name", "flags", "Features")))
-    except OSError:
+        return "".join(line for line in text.splitlines(True) if line.startswith(MODEL))
+    except OSError:  # macOS, where platform.processor() is "arm" for every generation
+        if sys.platform == "darwin":
+            return subprocess.check_output(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], text=True)
         return platform.processor()
 
 

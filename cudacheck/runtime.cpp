@@ -86,7 +86,7 @@ static void* work(void* argument) {
   Block* block = take_block();
   offer_signal_stack();
   block->worker = pthread_self();
-  block->launch = launch;
+  __atomic_store_n(&block->launch, launch, __ATOMIC_RELEASE);  // a signal handler that sees it also sees the worker
   checked_block = block;
   size_t dynamic = launch->config->shared_bytes + 128;
   if (block->dynamic_capacity < dynamic) {
@@ -127,7 +127,7 @@ static Block* take_block() {
   if (mprotect(block->stacks, MAX_THREADS * STACK_BYTES, PROT_READ | PROT_WRITE)) __builtin_trap();
   lock(&free_blocks_lock);
   block->next = all_blocks;
-  all_blocks = block;
+  __atomic_store_n(&all_blocks, block, __ATOMIC_RELEASE);
   unlock(&free_blocks_lock);
   return block;
 }
@@ -935,8 +935,8 @@ static int guards, guards_lock;
 
 // Returns the block that this thread of the process runs, if the interrupted stack belongs to one of its fibers.
 static Block* interrupted_block(uintptr_t stack_pointer, bool anywhere) {
-  for (Block* b = all_blocks; b; b = b->next)
-    if (b->launch && pthread_equal(b->worker, pthread_self()))
+  for (Block* b = __atomic_load_n(&all_blocks, __ATOMIC_ACQUIRE); b; b = b->next)
+    if (__atomic_load_n(&b->launch, __ATOMIC_ACQUIRE) && pthread_equal(b->worker, pthread_self()))
       return anywhere || stack_pointer - (uintptr_t)b->stacks < b->stacks_used * STACK_BYTES ? b : nullptr;
   return nullptr;
 }
@@ -973,8 +973,8 @@ static void on_interrupt(int signal, siginfo_t* info, void* context) {
   if (!block) return;
   Launch* launch = block->launch;
   if (!told) report(block, nullptr, "interrupted", "%s", "by Ctrl-C");
-  for (Block* b = all_blocks; b && !told; b = b->next)
-    if (b->launch == launch && b != block) pthread_kill(b->worker, SIGINT);
+  for (Block* b = __atomic_load_n(&all_blocks, __ATOMIC_ACQUIRE); b && !told; b = b->next)
+    if (__atomic_load_n(&b->launch, __ATOMIC_ACQUIRE) == launch && b != block) pthread_kill(b->worker, SIGINT);
   bool in_fiber = interrupted_block((uintptr_t)__builtin_frame_address(0), false) && !block->busy;
   if (in_fiber) leave(block);
 }

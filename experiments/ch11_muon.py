@@ -15,7 +15,7 @@ from tools.notebooks.results import FOLDER, save
 
 def main() -> None:
     names, ways, rows = run_tagged("11_optimisers", "experiment"), run_tagged("A2_muon", "experiment"), []
-    config = json.loads((FOLDER / "ch11.json").read_text())["config"]
+    config = json.loads((FOLDER / "ch11.json").read_text("utf-8"))["config"]
 
     def run(name: str, rule, rate: float, seed: int) -> float:
         losses, model = names["train"](config["steps"], seed, rule=rule, rate=rate)

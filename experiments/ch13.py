@@ -104,7 +104,7 @@ def main() -> None:
     if options.frame:
         return
     if options.threads:
-        record = json.loads((FOLDER / "ch13.json").read_text())
+        record = json.loads((FOLDER / "ch13.json").read_text("utf-8"))
         rows = [row for row in record["rows"] if row["kind"] not in ("products", "threads", "lock")]
         load = record["config"]["load"] | {"threads": load["start"]}
     else:

@@ -231,7 +231,7 @@ def collect(folder=FOLDER) -> dict:
     verdicts: for each control, by depth, "higher", "lower" or "none seen", of the difference paired by seed, corrected
     over all rows and depths of a probe. With fewer than two seeds there are neither intervals nor verdicts.
     """
-    parts = [json.loads(file.read_text()) for file in sorted(folder.glob("reading-*.json"))]
+    parts = [json.loads(file.read_text("utf-8")) for file in sorted(folder.glob("reading-*.json"))]
     by, laws = {}, {}
     for row in (row for part in parts for row in part["rows"]):
         at = row["fact"], row["position"], row["features"], row["probe"]

@@ -111,7 +111,7 @@ TRAINED = "pilot", "batches", "tune", "wide", "small", "rates", "transfer", "tex
 
 def rows_of(folder: Path, section: str) -> list[dict]:
     path = folder / f"rows-{section}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
 def sweep(section: str, folder: Path, gpus: int, processes: int, seconds: float) -> bool:
@@ -131,7 +131,7 @@ def sweep(section: str, folder: Path, gpus: int, processes: int, seconds: float)
     done, along = 0, LENGTHS if section == "pilot" else ()
     with (
         context.Pool(processes, ch19_runs.begin_process, (gpus, context.Value("i", 0))) as pool,
-        open(folder / f"rows-{section}.jsonl", "a") as file,
+        open(folder / f"rows-{section}.jsonl", "a", encoding="utf-8") as file,
     ):
         for row in pool.imap_unordered(ch19_runs.work, [(run, folder, along) for run in missing]):
             file.write(json.dumps(row) + "\n")
@@ -318,16 +318,16 @@ def collect(folder: Path) -> None:
         bytes=source.bytes, test_stories=len(source.tokens), warmup=ch19_runs.WARMUP,
         rate=dict(zip(("constant", "power"), rate_line(rows_of(folder, "tune")).coef.tolist(), strict=True)),
         elsewhere={
-            section: json.loads(path.read_text())
+            section: json.loads(path.read_text("utf-8"))
             for section in TRAINED if (path := folder / f"machine-{section}.json").exists()
         },
     )  # fmt: skip
     made_on = folder / "machine.json"  # of the runs, where it is not this one
     save(
         "ch19",
-        config | json.loads((folder / "simulated.json").read_text()),
+        config | json.loads((folder / "simulated.json").read_text("utf-8")),
         rows,
-        made_on=json.loads(made_on.read_text()) if made_on.exists() else None,
+        made_on=json.loads(made_on.read_text("utf-8")) if made_on.exists() else None,
     )
 
 

@@ -225,7 +225,7 @@ def real_text(base):
             workers=1,
             on_entry=note,
         )
-        sizes = json.loads((Path(run) / "run" / "run.json").read_text())["data"]
+        sizes = json.loads((Path(run) / "run" / "run.json").read_text("utf-8"))["data"]
     fitting = [e for e in held_out if text_examples.encode(e, tokenizer, 129).counted.any()]
     said = []
     for example in fitting[:3]:
@@ -256,7 +256,7 @@ def main() -> None:
         if "NANOEULER_DATA" in os.environ:
             real = real_text(base)
         else:
-            stored = json.loads((FOLDER / "ch20.json").read_text())["rows"]
+            stored = json.loads((FOLDER / "ch20.json").read_text("utf-8"))["rows"]
             real = [row for row in stored if row["experiment"] in ("lengths", "dolly")]
         rows = []
         for seed in SEEDS:

@@ -413,9 +413,11 @@ def main():
     args = parser.parse_args()
     made_on = None
     if args.join:
-        files = [json.loads(path.read_text()) for path in args.join]
+        files = [json.loads(path.read_text("utf-8")) for path in args.join]
         stored = FOLDER / "ch22.json"
-        kept = json.loads(stored.read_text()) if stored.exists() else {"rows": [], "machine": files[0]["machine"]}
+        kept = (
+            json.loads(stored.read_text("utf-8")) if stored.exists() else {"rows": [], "machine": files[0]["machine"]}
+        )
         old, made_on = kept["rows"], kept["machine"]
         found = {one["seed"]: one for one in old if "rate" not in one}
         for file in files:  # several files of a seed: other arms, which may be from a second machine

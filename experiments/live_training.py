@@ -41,7 +41,7 @@ def main() -> None:
     data = training.page_data()
     pieces = load_pretrained(MODEL)[1].token_bytes[: data["config"]["vocab_size"] - 1]
     data["lengths"] = [*map(len, pieces), 0]
-    breaks = re.findall(r'^    \["(\w*)", "', (LIVE / "training.js").read_text(), re.M)
+    breaks = re.findall(r'^    \["(\w*)", "', (LIVE / "training.js").read_text("utf-8"), re.M)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         script, stories = Path(folder, "run.js"), Path(folder, "stories.json")

@@ -96,8 +96,8 @@ def kept(setting: tuple) -> dict:
         partly = path.with_suffix(".partial")
         partly.write_text(json.dumps(row))
         partly.rename(path)
-    print(path.read_text()[:220], flush=True)
-    return json.loads(path.read_text())
+    print(path.read_text("utf-8")[:220], flush=True)
+    return json.loads(path.read_text("utf-8"))
 
 
 def main() -> None:

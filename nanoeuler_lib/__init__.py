@@ -26,9 +26,14 @@ The same wheel contains `konigsberg` (stories whose exact distribution is known)
 with every memory access checked) and `nanoeuler_book` (code that only the chapters import).
 """
 
+import os
+import sys
 from importlib import import_module
 
 from nanoeuler_lib import _moved as _moved  # makes the old names of modules work
+
+if sys.platform == "darwin":  # threadpoolctl does not limit the threads of Apple's BLAS, which reads this at its start
+    os.environ.setdefault("VECLIB_MAXIMUM_THREADS", "1")
 
 __version__ = "0.2.0"
 _HOMES = {  # public name -> module and name there

@@ -20,8 +20,8 @@ from nanoeuler_lib.errors import NanoEulerError, short
 
 try:
     import fcntl
-except ImportError:  # Windows, where nothing stops two processes from writing the same file
-    fcntl = None
+except ImportError:  # Windows, where nothing stops two processes from writing the same file, and which renames and
+    fcntl = None  # deletes only closed files
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -42,11 +42,19 @@ def write_text(path: str | Path, text: str) -> None:
                     file.write(text.encode())
                     file.flush()
                     synced(file.fileno())
+                    _close_on_windows(file)
                     os.replace(partial, path)
                     return
                 except BaseException:
+                    _close_on_windows(file)
                     partial.unlink(missing_ok=True)
                     raise
+
+
+def _close_on_windows(file):
+    if fcntl is None:
+        with suppress(OSError):  # a full disk, which write_text reports
+            file.close()
 
 
 @contextmanager
@@ -85,7 +93,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     partial, lock = out.with_name(f".{out.name}.partial"), None
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        if os.name != "nt":  # Windows cannot open folders
+        if fcntl is not None:  # Windows cannot open folders
             hold(lock := os.open(partial, os.O_RDONLY), out)
         try:
             for left in partial.iterdir():
@@ -135,7 +143,7 @@ def sha256(path: str | Path) -> str:
 
 def sync(path: str | Path) -> None:
     """Flush a file or a folder to the disk, so that it survives a power failure."""
-    if os.name == "nt":  # Windows can flush neither folders nor files opened for reading
+    if fcntl is None:  # Windows can flush neither folders nor files opened for reading
         return
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -151,6 +159,9 @@ UNABLE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBA
 def synced(handle: int) -> None:
     """Flush an open file or folder to the disk, if its file system supports that."""
     try:
+        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS, where fsync does not empty the cache of the drive
+            with suppress(OSError):  # this file system has no such command
+                return fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
         os.fsync(handle)
     except OSError as error:
         if error.errno not in UNABLE:

@@ -32,8 +32,13 @@ else
     install() { "$python" -m pip install --quiet --disable-pip-version-check --no-compile "$@"; }  # Python compiles on import
 fi
 # The lock lists every package, so pip need not resolve dependencies (older versions fail on a package's extras).
-if ! install --no-deps --require-hashes -r requirements.txt; then
-    echo "set-up: packages could not be downloaded (see above): connect to a network, or set PIP_INDEX_URL to a mirror" >&2
+log=$venv/set-up.log
+if ! install --no-deps --require-hashes -r requirements.txt 2>&1 | tee "$log" >&2; then
+    if grep -qiE 'failed (to )?build|subprocess-exited-with-error|metadata-generation-failed' "$log"; then
+        echo "set-up: a package has no wheel for this machine, and building it failed (see above)" >&2
+    else
+        echo "set-up: packages could not be installed (see above); without a network, connect to one or set PIP_INDEX_URL" >&2
+    fi
     exit 1
 fi
 install --no-deps --no-build-isolation --editable .

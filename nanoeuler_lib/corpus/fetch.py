@@ -66,7 +66,7 @@ class Fetcher:
         self.bar = partial(tqdm, file=Voice(sys.stderr), leave=False, disable=True if quiet else None)
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.lock = open(self.folder / "lock", "a")
+            self.lock = open(self.folder / "lock", "ab")
         hold(self.lock, self.folder, "fetching into it")
 
     def __enter__(self):

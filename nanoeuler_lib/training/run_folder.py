@@ -128,7 +128,7 @@ def sole_writer(run: Path) -> Iterator[Callable[[], None]]:
     Gives a function that raises NanoEulerError if the folder is gone; raises it too if the folder cannot be locked.
     """
     try:
-        file = open(run / "lock", "a")
+        file = open(run / "lock", "ab")
     except OSError as error:
         raise NanoEulerError(f"{run}: cannot be written to ({error.strerror}): choose a writable folder") from None
 

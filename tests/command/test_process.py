@@ -95,7 +95,6 @@ def test_what_streams_do_with_letters_they_do_not_have(monkeypatch, terminal):
 FIRST = "import os; os.getpid = lambda: 1; from nanoeuler_lib.command import cli; raise SystemExit(cli.main())"
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM")
 def test_the_first_process_of_a_container_ends_when_it_is_told_to():
     command = [sys.executable, "-c", FIRST, "generate", "a", "--tokens", "1000000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import os
 import re
 
 import pytest
@@ -179,6 +180,16 @@ def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
         files.hold(file, tmp_path / "a")
         monkeypatch.setattr(files, "fcntl", None)
         files.hold(file, tmp_path / "a")
+
+
+def test_the_drive_of_a_mac_empties_its_cache_if_it_can(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(files.fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(files.fcntl, "fcntl", lambda handle, command: done.append(command) or os.close(handle))
+    monkeypatch.setattr(files.os, "fsync", lambda handle: done.append("fsync"))
+    handle = os.open(tmp_path, os.O_RDONLY)
+    files.synced(handle), files.synced(handle)  # a file system that has the command of macOS, and one that has not
+    assert done == [51, 51, "fsync"]
 
 
 @pytest.mark.parametrize(

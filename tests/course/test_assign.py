@@ -14,7 +14,6 @@ import pytest
 from nanoeuler_lib.command.cli import main
 from tools.course.papers import papers, problems, worker
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX")
 SEED, STUDENT = "a seed for the tests", "emmy"
 full = pytest.mark.full(but=["06", "08"])
 each_chapter = lambda test: full(pytest.mark.parametrize("chapter", papers.CHAPTERS)(test))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-pytest.importorskip("mutmut", reason="mutmut is not installed: make setup")
+pytest.importorskip("mutmut", reason="mutmut is not installed: make oracle")
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
 from tools.notebooks.cells import ROOT

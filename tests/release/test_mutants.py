@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("mutmut", reason="mutmut is not installed: make setup")
+pytest.importorskip("mutmut", reason="mutmut is not installed: make oracle")
 
 from tools.release import mutants
 

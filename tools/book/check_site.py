@@ -102,7 +102,7 @@ def check(root: Path) -> tuple[list[str], int, int]:
                 problems.append(f"{path.relative_to(root)}: <{tag}> {fault}")
     for path in root.rglob("*.css"):
         problems += [
-            f"{path.relative_to(root)}: loads {link} from outside" for link in CSS_URL.findall(path.read_text())
+            f"{path.relative_to(root)}: loads {link} from outside" for link in CSS_URL.findall(path.read_text("utf-8"))
         ]
     return problems, len(pages), sum(len(page.links) for page in pages.values())
 

@@ -78,7 +78,7 @@ class Project:
 
 def load(path: Path = ROOT / "project.toml", environment: Mapping[str, str] = os.environ) -> Project:
     """Read the project from the file and the environment. Raises ValueError for an invalid or unknown entry."""
-    entries = tomllib.loads(path.read_text())
+    entries = tomllib.loads(path.read_text("utf-8"))
     if unknown := entries.keys() - Project.__annotations__.keys():
         raise ValueError(f"entries must be {', '.join(Project.__annotations__)}, got {min(unknown)!r}")
     for name in ("repository", "book"):

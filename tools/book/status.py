@@ -41,7 +41,7 @@ def committed(folder: str, root: Path = ROOT) -> dict[str, str]:
 
 def version(root: Path = ROOT) -> str:
     """Return the version of the library and the book."""
-    found = re.search(r'^__version__ = "(.+)"$', (root / "nanoeuler_lib/__init__.py").read_text(), re.M)
+    found = re.search(r'^__version__ = "(.+)"$', (root / "nanoeuler_lib/__init__.py").read_text("utf-8"), re.M)
     return found[1]
 
 

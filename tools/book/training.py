@@ -48,7 +48,7 @@ def trigram_bits(train: data.Tokens, held: data.Tokens) -> float:
 
 def curves() -> dict[str, list[list[float]]]:
     """Return a loss curve per mistake ("" for none): tokens and held-out bits per byte, means over the runs' seeds."""
-    rows = json.loads(RUNS.read_text())["rows"]
+    rows = json.loads(RUNS.read_text("utf-8"))["rows"]
     named = {row["broken"]: [other["curve"] for other in rows if other["broken"] == row["broken"]] for row in rows}
     return {broken: np.mean(runs, axis=0).round(3).tolist() for broken, runs in named.items()}
 

@@ -143,8 +143,8 @@ def make(chapter: str, notebooks: Path = ROOT / "notebooks", course: Path = COUR
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir(parents=True)
     nbformat.write(notebook, source / path.name)
-    (source / f"{book}.py").write_text(text)
-    (source / "README.md").write_text(readme(chapter, notebook, path.name, book))
+    (source / f"{book}.py").write_text(text, "utf-8")
+    (source / "README.md").write_text(readme(chapter, notebook, path.name, book), "utf-8")
     shutil.copy(ROOT / "notebooks" / "AGENTS.md", source)
     for stored in results_of(notebook):
         (source / "data" / "results").mkdir(parents=True, exist_ok=True)

@@ -102,7 +102,7 @@ def results(root: Path, user: str = USER) -> dict:
     A submission that cannot be graded gets 0 points and the reason.
     """
     try:
-        job = json.loads((root / "source" / "job.json").read_text())
+        job = json.loads((root / "source" / "job.json").read_text("utf-8"))
         papers.check_user(user)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name) / STUDENT

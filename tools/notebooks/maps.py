@@ -21,7 +21,7 @@ MAP = re.compile(r"(:::\{admonition\} You are here\n:class: here dropdown\n).*?(
 
 def parts(root: Path = ROOT) -> list[tuple[str, list[Path]]]:
     """Return (caption, notebooks) for each part of the book that has chapters."""
-    toc = yaml.safe_load((root / "_toc.yml").read_text())
+    toc = yaml.safe_load((root / "_toc.yml").read_text("utf-8"))
     found = []
     for part in toc["parts"]:
         files = [root / f"{chapter['file']}.ipynb" for chapter in part["chapters"]]
@@ -64,7 +64,7 @@ def main() -> int:
     found = outdated()
     for file, notebook in found.items():
         if write:
-            file.write_text(nbformat.writes(notebook) + "\n")
+            file.write_text(nbformat.writes(notebook) + "\n", "utf-8")
         print(f"{file.name}: the map of the book {'was updated' if write else 'is out of date'}")
     return 0 if write else len(found) > 0
 

@@ -66,9 +66,11 @@ def check_cell(cell: str, module: str | list[str] | None, part: bool, root: Path
     if cell.startswith("%%"):
         shown, truth = cpp_definitions(cell), {}
         for path in [module] if isinstance(module, str) else module:
-            truth |= cpp_definitions((root / path).read_text())
+            truth |= cpp_definitions((root / path).read_text("utf-8"))
     else:
-        shown, truth = (python_definitions(source, part) for source in (cell, module_path(module, root).read_text()))
+        shown, truth = (
+            python_definitions(source, part) for source in (cell, module_path(module, root).read_text("utf-8"))
+        )
     if not shown:
         raise LookupError("tagged mirror: the cell must define something, got no definition")
     lines, problems = cell.splitlines(), []

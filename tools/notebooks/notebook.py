@@ -32,9 +32,9 @@ def execute(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     took = run(notebook, path.parent)
     text = nbformat.writes(notebook) + "\n"
-    changed = text != path.read_text()
+    changed = text != path.read_text("utf-8")
     if changed:
-        path.write_text(text)
+        path.write_text(text, "utf-8")
     if path.parent == ROOT / "notebooks":
         runs.record(path, *took)
     print(f"{path.name}: {took[0]:.1f} s, {'updated' if changed else 'nothing changed'}")

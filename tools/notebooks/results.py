@@ -37,7 +37,7 @@ def save(name: str, config: dict, rows: list[dict], folder: Path = FOLDER, made_
         "rows": rows,
     }
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    partial.write_text(json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
     os.replace(partial, path)
     print(f"{path}: {len(rows)} rows")
     return path
@@ -71,7 +71,7 @@ def machine() -> dict:
 
 def cpu_name() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -46,7 +46,7 @@ class Chapter:
 
 def chapters(root: Path) -> list[Chapter]:
     """Read the notebooks of _toc.yml, in order."""
-    toc = yaml.safe_load((root / "_toc.yml").read_text())
+    toc = yaml.safe_load((root / "_toc.yml").read_text("utf-8"))
     files = [entry["file"] for part in toc.get("parts", []) for entry in part["chapters"]]
     paths = [root / f"{name}.ipynb" for name in files if (root / f"{name}.ipynb").exists()]
     return [
@@ -121,8 +121,8 @@ def check(root: Path = ROOT) -> list[str]:
     """Return a line for each term or symbol that is used before it is introduced."""
     book = chapters(root)
     glossary, notation = root / "book" / "glossary.md", root / "book" / "notation.md"
-    terms = glossary_terms(glossary.read_text()) if glossary.exists() else []
-    symbols = notation_symbols(notation.read_text()) if notation.exists() else []
+    terms = glossary_terms(glossary.read_text("utf-8")) if glossary.exists() else []
+    symbols = notation_symbols(notation.read_text("utf-8")) if notation.exists() else []
     return term_problems(terms, book) + symbol_problems(symbols, book)
 
 

@@ -433,7 +433,7 @@ def attempts(work: Sequence[Callable[[], str]], seconds: float, processes: int) 
 def _memory():
     """Return the limit for a child's address space in bytes; 0 for no limit."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        pages = int(Path("/proc/self/statm").read_text("utf-8").split()[0])
     except OSError:
         return 0
     return pages * resource.getpagesize() + MEMORY

@@ -209,7 +209,7 @@ class Watch(threading.Thread):
 def _lives(process):
     """Return whether a process of this host is running or stopped; a zombie does not count."""
     try:
-        with open(f"/proc/{process}/stat") as file:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         if os.path.isdir("/proc/self"):

@@ -239,14 +239,14 @@ def run(function: str, calls: list, given: str, answers: Path, user: str = "") -
             (box / "answers.py").write_bytes(read_regular(answers, LARGEST))
         except NanoEulerError:
             return [], "answers.py is missing or cannot be read"
-        (box / "given.py").write_text(given)
+        (box / "given.py").write_text(given, "utf-8")
         inputs, results = box / "calls.npz", box / "results.npz"
         np.savez(inputs, **{f"{n}/{i}": a for n, call in enumerate(calls) for i, a in enumerate(call)})
         program = Path(worker.__file__).resolve()
         command = [sys.executable, "-I", "-B", program, function, inputs.name, results.name]
         for path in [box, *box.iterdir()] if user else ():
             shutil.chown(path, user)
-        threads = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        threads = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")}
         process = subprocess.Popen(
             command, cwd=box, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True, env={"PATH": os.defpath, "HOME": name, "TMPDIR": name} | threads, **as_user(user),
