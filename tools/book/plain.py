@@ -212,8 +212,9 @@ def publish(app: Sphinx, error: Exception | None) -> None:
     write(sources)
     with zipfile.ZipFile(Path(app.outdir) / ZIP, "w", zipfile.ZIP_DEFLATED) as file:
         for path in sorted(sources.iterdir()):
-            if path.suffix in (".ipynb", ".md"):
-                file.write(path, f"nanoeuler/{path.name}")
+            if path.suffix in (".ipynb", ".md"):  # without its date, so that equal books have equal files
+                entry = zipfile.ZipInfo(f"nanoeuler/{path.name}")
+                file.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
 
 
 def launch_copies(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
