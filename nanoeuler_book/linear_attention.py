@@ -77,7 +77,7 @@ def delta_chunked(q, k, v, beta, alpha, size=16):
     """Compute y of the gated delta rule chunk by chunk, with matrix products.
 
     The arguments are those of `delta_forward`, with alpha greater than 0; size: tokens
-    per chunk. Returns y [..., T, M]. Yang et al. (2024), arXiv 2406.06484 and 2412.06464.
+    per chunk. Returns y [..., T, M]. Yang et al. (2024), arXiv 2406.06484, 2412.06464.
     """
     rows, (T, C), M = k.shape[:-2], k.shape[-2:], v.shape[-1]
     y, S = np.empty_like(v), np.zeros((*rows, C, M), v.dtype)
