@@ -43,9 +43,9 @@ def codes(exponent: int, mantissa: int, largest: float) -> np.ndarray:
 
 
 def spacing(x: np.ndarray, form: Format) -> np.ndarray:
-    """Return the distance between neighbouring values of a format around x, an array of any shape."""
+    """Return the distance between neighbouring numbers of a format around x, an array."""
     e = np.frexp(x)[1]  # |x| is in [2**(e - 1), 2**e)
-    e -= 1 + form.mantissa  # in place: new arrays for every operation would take three times as long
+    e -= 1 + form.mantissa  # in place: new arrays would take three times as long
     np.maximum(e, form.least - form.mantissa, out=e)
     return np.ldexp(x.dtype.type(1), e)
 
@@ -78,21 +78,26 @@ def random_rounding(rng: np.random.Generator) -> Callable[[np.ndarray, Format], 
 
 
 def spread(p: np.ndarray, values: np.ndarray, step: float) -> np.ndarray:
-    """Return the distribution of a weight after one step and stochastic rounding: a step of a Markov chain.
+    """Return the distribution of a weight after a step and stochastic rounding.
 
-    p: probabilities of `values`, both [n], ascending; step: added to the weight. Beyond the ends the weight is limited.
+    p: probabilities of `values`, both [n], ascending; step: added to the weight. Beyond
+    the ends the weight is limited.
     """
     x = np.clip(values + step, values[0], values[-1])
     low = np.clip(np.searchsorted(values, x, side="right") - 1, 0, len(values) - 2)
-    up = (x - values[low]) / (values[low + 1] - values[low])  # probability of rounding up
-    return np.bincount(low, p * (1 - up), len(p)) + np.bincount(low + 1, p * up, len(p))
+    up = (x - values[low]) / (values[low + 1] - values[low])  # their probability
+    n = len(p)
+    return np.bincount(low, p * (1 - up), n) + np.bincount(low + 1, p * up, n)
 
 
 # ---- Scales: functions of an array and of the axis along which a product sums
 
 
 def one_scale(x: np.ndarray, form: Format, rounding: Callable = nearest) -> np.ndarray:
-    """Round an array with one scale, max|x| / largest; rounding: a function of an array and a format."""
+    """Round an array with one scale, max|x| / largest.
+
+    rounding: a function of an array and a format.
+    """
     scale = np.abs(x).max() / x.dtype.type(form.largest)
     return scaled(x, scale, lambda quotient: rounding(quotient, form))
 
@@ -178,9 +183,9 @@ def decibels(x: np.ndarray, rounded: np.ndarray) -> float:
 
 
 def fp8(rounding: Callable = nearest) -> dict[str, Callable]:
-    """Return the pair of functions that rounds all three products with a weight to FP8, with one scale per array.
+    """Return the pair of functions that rounds all three products with a weight to FP8.
 
-    rounding: a function of an array and a format.
+    Every factor has one scale. rounding: a function of an array and a format.
     """
 
     @wraps(rounding)
