@@ -43,7 +43,7 @@ def codes(exponent: int, mantissa: int, largest: float) -> np.ndarray:
 
 
 def spacing(x: np.ndarray, form: Format) -> np.ndarray:
-    """Return the distance between neighbouring numbers of a format around x, an array."""
+    """Return the distance between neighbouring numbers of a format around x."""
     e = np.frexp(x)[1]  # |x| is in [2**(e - 1), 2**e)
     e -= 1 + form.mantissa  # in place: new arrays would take three times as long
     np.maximum(e, form.least - form.mantissa, out=e)
