@@ -43,7 +43,7 @@ def codes(exponent: int, mantissa: int, largest: float) -> np.ndarray:
 
 
 def spacing(x: np.ndarray, form: Format) -> np.ndarray:
-    """Return the distance between neighbouring numbers of a format around x, which is not 0."""
+    """Return the distance between neighbours in a format around x, which is not 0."""
     e = np.frexp(x)[1]  # |x| is in [2**(e - 1), 2**e)
     e -= 1 + form.mantissa  # in place: new arrays would take three times as long
     np.maximum(e, form.least - form.mantissa, out=e)
@@ -124,9 +124,10 @@ def blockwise(x: np.ndarray, axis: int, size: int, rounded: Callable[[np.ndarray
 
 
 def mxfp4(x: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Round to MXFP4: blocks of 32 numbers of E2M1 along an axis, with a power of two as scale.
+    """Round blocks of 32 numbers along an axis to MXFP4.
 
-    Rouhani et al. 2023, algorithm 1.
+    The numbers are of E2M1, and the scale is a power of two. Rouhani et al. 2023,
+    algorithm 1.
     """
 
     def rounded(blocks: np.ndarray) -> np.ndarray:
@@ -139,11 +140,12 @@ def mxfp4(x: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def nvfp4(x: np.ndarray, axis: int = -1, rounding: Callable = nearest) -> np.ndarray:
-    """Round to NVFP4: blocks of 16 numbers of E2M1 along an axis, with a number of E4M3 as scale.
+    """Round blocks of 16 numbers along an axis to NVFP4.
 
+    The numbers are of E2M1. The scale is a number of E4M3, times a scale of the array.
     rounding: of the numbers; scales are always rounded to nearest. NVIDIA 2025.
     """
-    outer = np.abs(x).max() / x.dtype.type(E2M1.largest * E4M3.largest)
+    outer = np.abs(x).max() / x.dtype.type(E2M1.largest * E4M3.largest)  # t
 
     def rounded(blocks: np.ndarray) -> np.ndarray:
         scale = np.abs(blocks).max(axis=-1, keepdims=True)
