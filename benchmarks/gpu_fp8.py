@@ -5,7 +5,7 @@
 
 A layer has four weights, and each weight has three products: forward, dx and dw. A tensor core takes FP8 only if the
 numbers over which a product sums are adjacent in memory. So an input and a gradient are each needed twice, once in rows
-and once transposed. Our kernel reads bfloat16, writes both copies in FP8, and finds the largest magnitude for
+and once transposed. One kernel reads bfloat16, writes both copies in FP8, and finds the largest magnitude for
 the scale of the next step. Every product and conversion is checked before it is timed: products against float64, the
 conversion bitwise against PyTorch's. The versions of a product alternate in rounds; results are medians.
 """

@@ -43,9 +43,9 @@ def codes(exponent: int, mantissa: int, largest: float) -> np.ndarray:
 
 
 def spacing(x: np.ndarray, form: Format) -> np.ndarray:
-    """Return the distance between neighbouring values of a format around x, an array of any shape."""
+    """Return the distance between neighbours in a format around x, which is not 0."""
     e = np.frexp(x)[1]  # |x| is in [2**(e - 1), 2**e)
-    e -= 1 + form.mantissa  # in place: new arrays for every operation would take three times as long
+    e -= 1 + form.mantissa  # in place: new arrays would take three times as long
     np.maximum(e, form.least - form.mantissa, out=e)
     return np.ldexp(x.dtype.type(1), e)
 
@@ -78,27 +78,35 @@ def random_rounding(rng: np.random.Generator) -> Callable[[np.ndarray, Format], 
 
 
 def spread(p: np.ndarray, values: np.ndarray, step: float) -> np.ndarray:
-    """Return the distribution of a weight after one step and stochastic rounding: a step of a Markov chain.
+    """Return the distribution of a weight after a step and stochastic rounding.
 
-    p: probabilities of `values`, both [n], ascending; step: added to the weight. Beyond the ends the weight is limited.
+    p: probabilities of `values`, both [n], ascending; step: added to the weight. Beyond
+    the ends the weight is limited.
     """
     x = np.clip(values + step, values[0], values[-1])
     low = np.clip(np.searchsorted(values, x, side="right") - 1, 0, len(values) - 2)
-    up = (x - values[low]) / (values[low + 1] - values[low])  # probability of rounding up
-    return np.bincount(low, p * (1 - up), len(p)) + np.bincount(low + 1, p * up, len(p))
+    up = (x - values[low]) / (values[low + 1] - values[low])  # their probability
+    n = len(p)
+    return np.bincount(low, p * (1 - up), n) + np.bincount(low + 1, p * up, n)
 
 
 # ---- Scales: functions of an array and of the axis along which a product sums
 
 
 def one_scale(x: np.ndarray, form: Format, rounding: Callable = nearest) -> np.ndarray:
-    """Round an array with one scale, max|x| / largest; rounding: a function of an array and a format."""
+    """Round an array with one scale, max|x| / largest.
+
+    rounding: a function of an array and a format.
+    """
     scale = np.abs(x).max() / x.dtype.type(form.largest)
     return scaled(x, scale, lambda quotient: rounding(quotient, form))
 
 
-def scaled(x: np.ndarray, scale: np.ndarray, rounding: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Divide x by a scale, round, and multiply by the scale; where the scale is 0, the result is 0."""
+def scaled(x: np.ndarray, scale: np.ndarray, rounding: Callable) -> np.ndarray:
+    """Divide x by a scale, round, and multiply by the scale.
+
+    Where the scale is 0, the result is 0. rounding: a function of an array.
+    """
     return rounding(x / np.where(scale > 0, scale, 1)) * scale
 
 
@@ -116,30 +124,32 @@ def blockwise(x: np.ndarray, axis: int, size: int, rounded: Callable[[np.ndarray
 
 
 def mxfp4(x: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Round to MXFP4: blocks of 32 numbers of E2M1 along an axis, with a power of two as scale.
+    """Round blocks of 32 numbers along an axis to MXFP4.
 
-    The scale is the largest power of two up to max|x| / 4, because 4 is the largest power of two of E2M1. So quotients
-    are below 8, and those above 6 become 6. Rouhani et al. 2023, algorithm 1.
+    The numbers are of E2M1, and the scale is a power of two. Rouhani et al. 2023,
+    algorithm 1.
     """
 
     def rounded(blocks: np.ndarray) -> np.ndarray:
         largest = np.abs(blocks).max(axis=-1, keepdims=True)
-        power = np.ldexp(x.dtype.type(1), np.frexp(largest)[1] - 3)  # largest is in [4, 8) times power
-        return scaled(blocks, np.where(largest > 0, power, 0), lambda quotient: nearest(quotient, E2M1))
+        e = np.frexp(largest)[1]  # largest is in [2**(e - 1), 2**e)
+        scale = np.where(largest > 0, np.ldexp(x.dtype.type(1), e - 3), 0)
+        return scaled(blocks, scale, lambda quotient: nearest(quotient, E2M1))
 
     return blockwise(x, axis, 32, rounded)
 
 
 def nvfp4(x: np.ndarray, axis: int = -1, rounding: Callable = nearest) -> np.ndarray:
-    """Round to NVFP4: blocks of 16 numbers of E2M1 along an axis, with a number of E4M3 as scale.
+    """Round blocks of 16 numbers along an axis to NVFP4.
 
-    One more scale for the whole array brings the scales of the blocks into the range of E4M3. rounding: of the numbers;
-    the scales of the blocks are always rounded to nearest. NVIDIA 2025.
+    The numbers are of E2M1. The scale is a number of E4M3, times a scale of the array.
+    rounding: of the numbers; scales are always rounded to nearest. NVIDIA 2025.
     """
-    outer = np.abs(x).max() / x.dtype.type(E2M1.largest * E4M3.largest)
+    outer = np.abs(x).max() / x.dtype.type(E2M1.largest * E4M3.largest)  # t
 
     def rounded(blocks: np.ndarray) -> np.ndarray:
-        scale = np.abs(blocks).max(axis=-1, keepdims=True) / x.dtype.type(E2M1.largest)
+        scale = np.abs(blocks).max(axis=-1, keepdims=True)
+        scale = scale / x.dtype.type(E2M1.largest)  # the largest number becomes 6
         scale = scaled(scale, outer, lambda quotient: nearest(quotient, E4M3))
         return scaled(blocks, scale, lambda quotient: rounding(quotient, E2M1))
 
@@ -178,18 +188,18 @@ def decibels(x: np.ndarray, rounded: np.ndarray) -> float:
 
 
 def fp8(rounding: Callable = nearest) -> dict[str, Callable]:
-    """Return the pair of functions that rounds all three products with a weight to FP8, with one scale per array.
+    """Return the pair of functions that rounds all three products with a weight to FP8.
 
-    rounding: a function of an array and a format.
+    Every factor has one scale. rounding: a function of an array and a format.
     """
 
     @wraps(rounding)
     def forward(x, w):
         x, w = one_scale(x, E4M3, rounding), one_scale(w, E4M3, rounding)
-        return linear_forward(x, w)
+        return linear_forward(x, w)  # `saved` has the rounded x and w
 
     @wraps(rounding)
-    def backward(dy, saved):
+    def backward(dy, saved):  # straight through: no derivative of the rounding
         return linear_backward(one_scale(dy, E5M2, rounding), saved)
 
     return {"linear_forward": forward, "linear_backward": backward}

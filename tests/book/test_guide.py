@@ -10,6 +10,7 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
+from nanoeuler_book import few_bits  # noqa: E402
 from nanoeuler_book.experts import routing  # noqa: E402
 from nanoeuler_book.linear_attention import delta_forward, memory_bytes  # noqa: E402
 from nanoeuler_lib.config import ModelConfig  # noqa: E402
@@ -227,6 +228,21 @@ def exam_of_36():
     return f"{(keys[0] @ S)[0]:.2f}", f"{1 - 64 / 256}", f"{255 / 64:.2f}", f"{6 * 511} tokens"
 
 
+def exam_of_37():
+    form = few_bits.Format(3, 2, 28.0)
+    values, ends = few_bits.codes(*form), []
+    for step in (0.15, 0.1):
+        w = np.ones(1)
+        for _ in range(100):
+            w = few_bits.nearest(w + step, form)
+        ends.append(f"{w[0]:g} (1)")
+    p = few_bits.spread((values == 1).astype(float), values, 0.1)
+    low, high = np.flatnonzero(p)
+    known = f"{values[low]:g} and {values[high]:g} (1), with probabilities {p[low]:.1f} and {p[high]:.1f}"
+    smallest, variance = values[values > 0].min(), p @ (values - 1.1) ** 2
+    return f"{form.largest:g}", f"{smallest:g}", "; ".join(ends), known, f"{variance:.3f}", f"{(64 * 4 + 8) / 64:g}"
+
+
 EXAMS = {  # what the rubric of a chapter's exam question must have: the library's answer, or a formula's
     "02": lambda: [f"{nats / (size * math.log(2)):.2f}" for nats, size in ((2.0, 4), (1.2, 2))],
     "03": exam_of_03,
@@ -248,6 +264,7 @@ EXAMS = {  # what the rubric of a chapter's exam question must have: the library
     "34": exam_of_34,
     "35": exam_of_35,
     "36": exam_of_36,
+    "37": exam_of_37,
     "A2": lambda: ["{:.0f} and {:.0f}".format(*np.linalg.svd(np.array([[5.0, 4], [4, 5]]))[1])],
 }
 
