@@ -32,7 +32,7 @@ def test_the_command_works_on_a_simulated_windows(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Käthe sent" in done.stdout and "run: done, 5 steps" in done.stderr + done.stdout
-    assert sorted(os.listdir(tmp_path / "run")) == ["checkpoints", "lock", "log.jsonl", "run.json"]
+    assert sorted(os.listdir(tmp_path / "run")) == ["checkpoints", "lock", "log.jsonl", "run.json", "settings.toml"]
 
 
 def test_a_clone_by_git_for_windows_has_the_same_bytes(tmp_path):
