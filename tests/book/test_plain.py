@@ -38,11 +38,13 @@ def markdown(notebook):
     return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
 
 
-def test_no_copy_has_a_directive_or_a_role(folder):
+def test_no_copy_has_a_directive_or_a_role_or_a_formula_of_several_lines(folder):
     for path in folder.glob("*.ipynb"):
         for text in markdown(json.loads(path.read_text("utf-8"))):
             words = re.sub(r"^```.*?^```|``[^`]+``|`[^`{}]*\{[^`]*`", "", text, flags=re.M | re.S)
             assert not MYST.search(words), f"{path.name}: {MYST.search(words)[0]} in {text[:200]}"
+            assert "\\begin{align" not in text.replace("\\begin{aligned", ""), path.name
+            assert all(line.count("$$") % 2 == 0 for line in text.split("\n")), path.name
 
 
 @pytest.mark.parametrize("name", SHOWN)

@@ -8,6 +8,7 @@ import re
 
 import pytest
 from oracles import error_of
+from windows import only_closed
 
 from nanoeuler_lib import files
 from nanoeuler_lib.files import Voice
@@ -205,3 +206,15 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, name, why):
     (tmp_path / "folder").mkdir()
     assert error_of(files.write_text, tmp_path / name, "x") == f"{tmp_path / name}: cannot be written ({why})"
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_failed_write_leaves_nothing_on_windows(tmp_path, monkeypatch):
+    for of, name, new in (
+        (files, "fcntl", None),
+        (files, "synced", lambda handle: os.fsync(-1)),
+        (os, "unlink", only_closed(os.unlink)),
+    ):
+        monkeypatch.setattr(of, name, new)
+    with pytest.raises(files.NanoEulerError):
+        files.write_text(tmp_path / "a", "x")
+    assert not os.listdir(tmp_path)
