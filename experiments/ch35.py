@@ -6,17 +6,15 @@ All models are the frame of chapters 06 to 16. Every finished run is kept in _bu
 and started again.
 """
 
-import json
 from itertools import product
 
 import numpy as np
 
 import konigsberg
 from nanoeuler_book import evaluate, experts, frame
-from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text import data
-from tools.notebooks.results import ROOT, save
+from tools.notebooks.results import run_all, save
 
 SEEDS, STEPS, E, TOP, WIDTH, BALANCE = [0, 1, 2, 3, 4], 400, 8, 2, 88, 0.01
 LAYERS = {  # name -> width F, number of experts (0: dense), weight of the auxiliary loss
@@ -26,7 +24,6 @@ LAYERS = {  # name -> width F, number of experts (0: dense), weight of the auxil
     "8 experts, balanced": (E * WIDTH + E, E, BALANCE),
 }
 STORIES, PLACES, SHUFFLES, EVERY = 4000, 4, 20, 20
-KEPT = ROOT / "_build" / "ch35"
 
 
 def loads(p: np.ndarray) -> list[float]:
@@ -93,23 +90,13 @@ def dialects(seed: int) -> dict:
     return {"part": "dialects", "seed": seed, "stories": len(tokens), "found": found}
 
 
-def kept(name: str, run, *arguments) -> dict:
-    """Return the row of a run, from its file if it has been run before."""
-    path = KEPT / f"{name.replace(' ', '_').replace(',', '')}.json"
-    if not path.is_file():
-        with one_blas_thread():
-            row = run(*arguments)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(row))
-    print(path.read_text()[:120], flush=True)
-    return json.loads(path.read_text())
+def run(part: str, *job) -> dict:
+    return {"dialects": dialects, "layers": compare}[part](*job)
 
 
 def main() -> None:
-    rows = []
-    for seed in SEEDS:
-        rows.append(kept(f"dialects {seed}", dialects, seed))
-        rows += [kept(f"{name} {seed}", compare, name, seed) for name in LAYERS]
+    jobs = [job for s in SEEDS for job in (("dialects", s), *(("layers", name, s) for name in LAYERS))]
+    rows = run_all("ch35", run, jobs)
     config = {"seeds": SEEDS, "steps": STEPS, "experts": E, "top": TOP, "width": WIDTH, "balance": BALANCE}
     config |= {"stories": STORIES, "places": PLACES, "every": EVERY, "model": frame.CONFIG.to_dict()}
     save("ch35", config, rows)

@@ -6,9 +6,6 @@ Every model begins with the weights of `konigsberg-small` and takes the same ste
 processor's cores. Every finished run is kept in _build/ch36, so the script can be stopped and started again.
 """
 
-import json
-import multiprocessing
-import os
 from itertools import pairwise
 
 import numpy as np
@@ -18,11 +15,10 @@ from nanoeuler_book import evaluate, frame
 from nanoeuler_book.linear_attention import FULL, delta_attention, fact_distances, window_attention
 from nanoeuler_lib import ops
 from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.model.optim import AdamW
 from nanoeuler_lib.text import data
 from nanoeuler_lib.training.checkpoint import load_pretrained
-from tools.notebooks.results import ROOT, save
+from tools.notebooks.results import run_all, save
 
 SEEDS, STEPS, ROWS, RATE, WARMUP, WINDOW = [0, 1, 2, 3, 4], 400, 8, 0.002, 20, 16
 DELTA, NO_ROPE, LOCAL = delta_attention(), delta_attention(unrotate=True), window_attention(WINDOW)
@@ -37,7 +33,6 @@ MODELS = {  # name -> the functions of each layer
 }
 EDGES = [0, 4, 8, 16, 31, 46, 61, 128]  # of the distances; one to four layers of windows reach 15, 30, 45 and 60
 STORIES = 1000
-KEPT = ROOT / "_build" / "ch36"
 
 
 def stories() -> list[konigsberg.Story]:
@@ -60,36 +55,25 @@ def facts(measured: evaluate.Measured, distances: np.ndarray) -> list[list[int]]
 
 
 def train(name: str, seed: int) -> dict:
-    """Train one model on from the shipped weights, and measure it; return the stored row of an earlier run."""
-    path = KEPT / f"{name.replace(' ', '_')}_{seed}.json"
-    if path.is_file():
-        return json.loads(path.read_text())
-    with one_blas_thread():
-        model, tokenizer = load_pretrained()
-        rng, tokens = np.random.default_rng(seed), frame.training_tokens()
-        optimizer = AdamW(model.config, TrainConfig(steps=STEPS, warmup=WARMUP, rate=RATE))
-        told = stories()
-        distances, row = fact_distances(told, tokenizer), {"model": name, "seed": seed}
-        with ops.use(**frame.by_layer(model, MODELS[name])):
-            for step in range(1, STEPS + 1):
-                batch = data.batch(tokens, rng, ROWS, model.config.context, predict=model.config.predict)
-                _, grads = model.loss_and_gradients(*batch)
-                optimizer.step = step
-                optimizer.update(model.params, grads, list(grads), factor=1.0)
-            measured = evaluate.measure(model, tokenizer, told, rows=8)
-        row |= {"bits": round(measured.bits_per_byte, 5), "floor": round(measured.floor, 5)}
-        row |= {"facts": round(measured.accuracy(konigsberg.FACT), 5), "by_distance": facts(measured, distances)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(row))
-    print(row, flush=True)
-    return row
+    """Train one model on from the shipped weights, and measure it."""
+    model, tokenizer = load_pretrained()
+    rng, tokens = np.random.default_rng(seed), frame.training_tokens()
+    optimizer = AdamW(model.config, TrainConfig(steps=STEPS, warmup=WARMUP, rate=RATE))
+    told = stories()
+    distances, row = fact_distances(told, tokenizer), {"model": name, "seed": seed}
+    with ops.use(**frame.by_layer(model, MODELS[name])):
+        for step in range(1, STEPS + 1):
+            batch = data.batch(tokens, rng, ROWS, model.config.context, predict=model.config.predict)
+            _, grads = model.loss_and_gradients(*batch)
+            optimizer.step = step
+            optimizer.update(model.params, grads, list(grads), factor=1.0)
+        measured = evaluate.measure(model, tokenizer, told, rows=8)
+    row |= {"bits": round(measured.bits_per_byte, 5), "floor": round(measured.floor, 5)}
+    return row | {"facts": round(measured.accuracy(konigsberg.FACT), 5), "by_distance": facts(measured, distances)}
 
 
 def main() -> None:
-    frame.tokenizer()
-    runs = [(name, seed) for name in reversed(MODELS) for seed in SEEDS]  # the slowest first
-    with multiprocessing.get_context("spawn").Pool(min(os.cpu_count() or 1, len(runs))) as pool:
-        rows = pool.starmap(train, runs, chunksize=1)
+    rows = run_all("ch36", train, [(name, seed) for name in reversed(MODELS) for seed in SEEDS])  # the slowest first
     config = {"seeds": SEEDS, "steps": STEPS, "rows": ROWS, "rate": RATE, "warmup": WARMUP, "window": WINDOW}
     config |= {"edges": EDGES, "stories": STORIES, "model": load_pretrained()[0].config.to_dict()}
     save("ch36", config, rows)

@@ -5,8 +5,6 @@
 Every finished run is kept in _build/ch37, so the script can be stopped and started again. Runs use all cores.
 """
 
-import json
-import multiprocessing
 from itertools import islice
 
 import numpy as np
@@ -15,16 +13,14 @@ import konigsberg
 from nanoeuler_book import evaluate, few_bits, frame
 from nanoeuler_book.few_bits import BFLOAT16, E4M3, FORMATS, nvfp4
 from nanoeuler_lib import ops
-from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.ops.reference import linear_forward
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT
 from nanoeuler_lib.training.checkpoint import load_pretrained
-from tools.notebooks.results import ROOT, save
+from tools.notebooks.results import run_all, save
 
 MODEL, STORIES_SEED, ROWS, BATCH = "konigsberg-small", 37, 120, 24  # rows of the model's context
 SEEDS, STEPS = [0, 1, 2, 3, 4], 400
 PLACES = "weights", "activations", "cache"
-KEPT = ROOT / "_build" / "ch37"
 
 
 def recipe(name: str, seed: int) -> dict:
@@ -98,25 +94,15 @@ def shipped(place: str, name: str) -> dict:
     return {"part": "shipped", "place": place, "format": name, "more": more.round(3).tolist()}
 
 
-def kept(job: tuple) -> dict:
-    """Return the row of a run, from its file if it has been run before."""
-    part, *arguments = job
-    path = KEPT / f"{part}_{'_'.join(map(str, arguments)).replace(' ', '_').replace(',', '')}.json"
-    if not path.is_file():
-        with one_blas_thread():
-            row = {"training": train, "shipped": shipped}[part](*arguments)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(row))
-    print(path.read_text()[:150], flush=True)
-    return json.loads(path.read_text())
+def run(part: str, *job) -> dict:
+    return {"training": train, "shipped": shipped}[part](*job)
 
 
 def main() -> None:
     jobs = [("training", name, seed) for name in reversed(RECIPES[:4]) for seed in SEEDS]  # the longest first
     jobs += [("training", name, seed) for name in RECIPES[4:] for seed in SEEDS]
     jobs += [("shipped", place, name) for place in PLACES for name in FORMATS]
-    with multiprocessing.get_context("spawn").Pool(multiprocessing.cpu_count()) as pool:
-        rows = pool.map(kept, jobs, chunksize=1)
+    rows = run_all("ch37", run, jobs)
     config = {"model": MODEL, "rows": ROWS, "stories_seed": STORIES_SEED, "seeds": SEEDS, "steps": STEPS}
     config |= {"frame": frame.CONFIG.to_dict(), "bits": {name: bits for name, (bits, _) in FORMATS.items()}}
     save("ch37", config, rows)

@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 import konigsberg
+from nanoeuler_book.linear_attention import window_attention
 from nanoeuler_book.significance import half_width
 from nanoeuler_book.town import token_costs
 from nanoeuler_lib import GPT, ops
@@ -62,20 +63,6 @@ def turned(frequency: np.ndarray, factor: float = 1.0):
     return forward
 
 
-def windowed(width: int):
-    """Return an attention_forward that reads a position itself and the width - 1 positions before it."""
-
-    def forward(q, k, v):
-        k, v = (np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
-        past = np.tri(q.shape[2], dtype=bool)
-        allowed = past & ~np.tri(q.shape[2], k=-width, dtype=bool)
-        scores = np.where(allowed, q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[3], dtype=q.dtype), -np.inf)
-        e = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        return e / e.sum(axis=-1, keepdims=True) @ v, None
-
-    return forward
-
-
 def repairs(base: float, width: int, context: int) -> dict[str, dict]:
     """Return the functions that each repair puts into the model, by name."""
     frequency = base ** (-np.arange(0, width, 2) / width)  # [C/2]
@@ -98,7 +85,7 @@ def repairs(base: float, width: int, context: int) -> dict[str, dict]:
         "YaRN, 0.5 to 1 turn": turned(ramp((turns - 0.5) / 0.5), sharper),
     }
     found = {"plain": {}} | {name: {"rope_forward": f} for name, f in angles.items()}
-    return found | {f"window of {W}": {"attention_forward": windowed(W)} for W in WINDOWS}
+    return found | {f"window of {W}": {"attention_forward": window_attention(W)[0]} for W in WINDOWS}
 
 
 def bits(model: GPT, read: dict[str, np.ndarray], **functions) -> np.ndarray:

@@ -11,6 +11,8 @@ import math
 import numpy as np
 
 import konigsberg
+from experiments.longer_texts import turned
+from nanoeuler_book.linear_attention import window_attention
 from nanoeuler_lib import GPT, ops
 from nanoeuler_lib.model.gpt import head_weights
 from nanoeuler_lib.ops import reference
@@ -35,27 +37,6 @@ def losses(model: GPT, tokens: np.ndarray, targets: np.ndarray, **own) -> np.nda
     with ops.use(**own):
         parts = [model.losses(tokens[i : i + BATCH], targets[i : i + BATCH]) for i in range(0, len(tokens), BATCH)]
     return np.concatenate(parts).astype(np.float64)
-
-
-def windowed(q, k, v):
-    """Attention of each query to its own position and the WINDOW - 1 positions before it."""
-    k, v = (np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
-    i = np.arange(q.shape[2])
-    far = (i > i[:, None]) | (i <= i[:, None] - WINDOW)  # column (key), row (query)
-    scores = np.where(far, -np.inf, q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[3]))
-    probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return probs / probs.sum(axis=-1, keepdims=True) @ v, None
-
-
-def stretched(theta: float):
-    """RoPE with the angles of position t / STRETCH."""
-
-    def forward(x, cos, sin):
-        width = x.shape[-1]
-        angle = np.outer(np.arange(x.shape[-2]) / STRETCH, theta ** (-np.arange(0, width, 2) / width))
-        return reference.rope_forward(x, np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype))
-
-    return forward
 
 
 def rounded(bits: int):
@@ -119,10 +100,11 @@ def main() -> None:
         rows.append(row | more)
         print(rows[-1], flush=True)
 
+    frequency = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
     plain, within = losses(long, tokens, targets), losses(model, *short)
     record("none", plain, plain, to_the_short_model=float(abs(plain[:, first] - within).max()))
-    record("angles", losses(long, tokens, targets, rope_forward=stretched(config.rope_theta)), plain)
-    record("window", losses(long, tokens, targets, attention_forward=windowed), plain)
+    record("angles", losses(long, tokens, targets, rope_forward=turned(frequency / STRETCH)), plain)
+    record("window", losses(long, tokens, targets, attention_forward=window_attention(WINDOW)[0]), plain)
     for bits in BITS:
         record(f"{bits} bits", losses(model, *short, attention_forward=rounded(bits)), within)
 

@@ -6,9 +6,7 @@ All models are the frame of chapters 06 to 16. Every finished run is kept in _bu
 stopped and started again. Runs with the same seed have the same initial weights and batches.
 """
 
-import json
 import math
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
 
@@ -19,18 +17,16 @@ from nanoeuler_book import evaluate, frame
 from nanoeuler_book.qk_norm import qk_norm_backward, qk_norm_forward
 from nanoeuler_lib import ops
 from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.machine import cores, one_blas_thread
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.model.optim import optimizer_of
 from nanoeuler_lib.ops.reference import attention_backward, attention_forward
 from nanoeuler_lib.text import data
-from tools.notebooks.results import ROOT, save
+from tools.notebooks.results import run_all, save
 
 SEEDS, OPTIMIZERS, RATES = [0, 1, 2, 3, 4], ["adamw", "muon"], [frame.RATE, 3 * frame.RATE]
 FACTORS = [None, 1.0, 4.0]  # of the scores after the norm; None: without the norm
 BOUND = 100.0  # a score above it is counted as too large: the threshold of QK-clip for Kimi K2
 EVERY = 20  # steps whose largest scores are stored
-KEPT = ROOT / "_build" / "qk_norm"
 
 
 def pair(factor: float | None) -> dict:
@@ -86,23 +82,8 @@ def run(optimizer: str, rate: float, factor: float | None, seed: int) -> dict:
     return row | {"scores": [finite(score, 3) for score in scores[::EVERY]]}
 
 
-def kept(setting: tuple) -> dict:
-    """Return the row of a run, from its file if it has been run before."""
-    path = KEPT / f"{'_'.join(map(str, setting))}.json"
-    if not path.is_file():
-        with one_blas_thread():
-            row = run(*setting)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partly = path.with_suffix(".partial")
-        partly.write_text(json.dumps(row))
-        partly.rename(path)
-    print(path.read_text("utf-8")[:220], flush=True)
-    return json.loads(path.read_text("utf-8"))
-
-
 def main() -> None:
-    with ProcessPoolExecutor(cores()) as pool:
-        rows = list(pool.map(kept, product(OPTIMIZERS, RATES, FACTORS, SEEDS)))
+    rows = run_all("qk_norm", run, product(OPTIMIZERS, RATES, FACTORS, SEEDS))
     config = {"seeds": SEEDS, "optimizers": OPTIMIZERS, "rates": RATES, "factors": FACTORS, "bound": BOUND}
     config |= {"steps": frame.STEPS, "rows": frame.ROWS, "every": EVERY, "model": frame.CONFIG.to_dict()}
     save("qk_norm", config, rows)

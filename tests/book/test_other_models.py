@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments import other_models
+from nanoeuler_book.linear_attention import window_attention
 from nanoeuler_lib import ops
 from nanoeuler_lib.model.decoder import Decoder
 from nanoeuler_lib.ops import reference
@@ -36,10 +37,9 @@ def test_the_measured_numbers_are_the_stored_ones():
     assert t[0] < 2.04 and t[1] < 2.36 and min(t[2:]) > 2.65, "the rule with Holm's correction"
 
 
-def test_the_exercises_with_the_model(monkeypatch):
+def test_the_exercises_with_the_model():
     model, tokens = load_pretrained()[0], RNG.integers(0, 500, (4, 140))
-    monkeypatch.setattr(other_models, "WINDOW", 4)
-    with ops.use(attention_forward=other_models.windowed):
+    with ops.use(attention_forward=window_attention(4)[0]):
         a, b = (model.hidden(tokens[:1, :64] + (np.arange(64) == changed)) for changed in (-1, 10))
     assert np.flatnonzero((a != b).any(axis=-1))[[0, -1]].tolist() == [10, 22]
     found = other_models.later_heads(model, tokens)

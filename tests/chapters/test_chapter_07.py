@@ -93,14 +93,6 @@ def test_each_repair_changes_the_frequencies_that_the_page_names():
     assert np.allclose(read("YaRN, 1 to 32 turns")[1], 0.1 * np.log(4) + 1)
 
 
-def test_a_window_reads_itself_and_the_positions_before():
-    """With equal scores, the result is the mean of the values that the window contains."""
-    values = np.random.default_rng(0).normal(size=(1, 1, 7, 5))
-    y, _ = longer_texts.windowed(3)(np.zeros((1, 2, 7, 5)), np.zeros((1, 1, 7, 5)), values)
-    expected = np.stack([values[0, 0, max(0, i - 2) : i + 1].mean(axis=0) for i in range(7)])
-    assert y.shape == (1, 2, 7, 5) and np.allclose(y, expected)
-
-
 def test_the_rows_begin_with_stories_of_known_cost():
     tokenizer = load_pretrained()[1]
     read = longer_texts.texts(tokenizer, rows=2)

@@ -45,7 +45,13 @@ def test_training_outlives_its_output(here, gone):
     assert checkpoint.load("new", training=True).step == 12
     assert [e["step"] for e in run_folder.read_log("new") if "loss" in e] == list(range(1, 13))
     assert json.loads(Path("new/run.json").read_text())["train"]["steps"] == 12
-    assert sorted(f.name for f in Path("new").iterdir()) == ["checkpoints", "lock", "log.jsonl", "run.json", "settings.toml"]
+    assert sorted(f.name for f in Path("new").iterdir()) == [
+        "checkpoints",
+        "lock",
+        "log.jsonl",
+        "run.json",
+        "settings.toml",
+    ]
 
 
 @pytest.mark.parametrize("line, code, said", [  # output is what these commands are for

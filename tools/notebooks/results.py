@@ -9,16 +9,45 @@ and the chapter reads it with `results("ch15")` (nanoeuler_book/checks.py).
 """
 
 import json
+import multiprocessing
 import os
 import platform
+import re
 import subprocess
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from nanoeuler_lib.machine import cores, one_blas_thread
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "data" / "results"
+
+
+def run_all(name: str, run: Callable[..., dict], jobs: Iterable[tuple]) -> list[dict]:
+    """Run all jobs, one process per core and one BLAS thread each, and return their rows in the order of the jobs.
+
+    Each finished row is kept in _build/<name>, so an experiment can be stopped and started again. run: a function of a
+    module, called with the names and numbers of a job.
+    """
+    with multiprocessing.get_context("spawn").Pool(cores()) as pool:
+        return pool.map(partial(_kept, name, run), jobs, chunksize=1)
+
+
+def _kept(name: str, run: Callable[..., dict], job: tuple) -> dict:
+    path = ROOT / "_build" / name / (re.sub(r"\W+", "_", "_".join(map(str, job))) + ".json")
+    if not path.is_file():
+        with one_blas_thread():
+            text = json.dumps(run(*job))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".partial")
+        unfinished.write_text(text, "utf-8")
+        os.replace(unfinished, path)
+        print(text[:200], flush=True)
+    return json.loads(path.read_text("utf-8"))
 
 
 def save(name: str, config: dict, rows: list[dict], folder: Path = FOLDER, made_on: dict | None = None) -> Path:
