@@ -67,7 +67,7 @@ def test_char_is_signed_even_if_the_compiler_has_another_default(monkeypatch, ch
 @pytest.mark.compiler
 @pytest.mark.parametrize("machine, native", [("aarch64", "-mcpu=native"), ("arm64", "-mcpu=native"), ("x86_64", None)])
 def test_arm_gets_its_own_flags(monkeypatch, machine, native):
-    """Collect the flags of a kernel and of the runtime; tools/release/arm.py runs kernels compiled with them."""
+    """Collect the flags of a kernel and of the runtime."""
     made = []
     monkeypatch.setattr(compiler.platform, "machine", lambda: machine)
     for name in ("_is_zig", "_cached"):
