@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = ("06_attention", "23_first_kernels")
 PAGES = ("book/intro", "book/how_to_read", "book/notation", "book/glossary", "book/references")
 PAGES += ("book/api/generation",)
+REPOSITORY = "https://github.com/anna/euler"
 ENTRY = "import sys; from jupyter_book.cli.main import main; sys.exit(main())"
 
 
@@ -64,7 +66,8 @@ def rebuild(folder: Path) -> None:
 def run(folder: Path) -> Path:
     """Build what changed since the last time; the pages."""
     command = [sys.executable, "-c", ENTRY, "build", str(folder), "--quiet"]
-    built = subprocess.run(command, capture_output=True, text=True)
+    given = os.environ | {"NANOEULER_REPOSITORY": REPOSITORY}
+    built = subprocess.run(command, capture_output=True, text=True, env=given)
     pages = folder / "_build" / "html"
     assert (pages / "search.html").exists(), built.stdout + built.stderr
     return pages

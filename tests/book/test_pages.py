@@ -235,6 +235,17 @@ def test_a_phone_shows_formulas_beside_their_numbers_and_figures_that_can_be_rea
 
 
 @in_a_browser
+@pytest.mark.parametrize("page", TEMPLATES)
+def test_a_mistake_can_be_reported_from_every_page_on_a_phone(visit, page):
+    tab = visit(page, 390)
+    name = page.partition("?")[0]
+    wanted = f"{pages.REPOSITORY}/issues/new?title=Mistake%20in%20{name}"
+    link = tab.get_by_role("link", name="Report a mistake on this page").last
+    assert link.get_attribute("href") == wanted and link.is_visible()
+    assert {link.get_attribute("href") for link in tab.locator("a[href*='/issues/new']").all()} == {wanted}
+
+
+@in_a_browser
 @pytest.mark.parametrize("page", ["book/intro", CHAPTER])
 def test_a_finger_meets_what_it_aims_at(visit, page):
     """Require 24 pixels of height and width, as WCAG 2.2 does; links within a line of text may be lower."""

@@ -43,6 +43,8 @@ def test_no_copy_has_a_directive_or_a_role_or_a_formula_of_several_lines(folder)
         for text in markdown(json.loads(path.read_text("utf-8"))):
             words = re.sub(r"^```.*?^```|``[^`]+``|`[^`{}]*\{[^`]*`", "", text, flags=re.M | re.S)
             assert not MYST.search(words), f"{path.name}: {MYST.search(words)[0]} in {text[:200]}"
+            titles = re.findall(r"<summary>(.*?)</summary>", text)
+            assert not [title for title in titles if re.search(r"[$`*\\]", title)], f"{path.name}: {titles}"
             assert "\\begin{align" not in text.replace("\\begin{aligned", ""), path.name
             assert all(line.count("$$") % 2 == 0 for line in text.split("\n")), path.name
 

@@ -68,7 +68,7 @@ def run_in_order_and_normalised(chapter):
 
 
 def figures_can_be_seen(chapter):
-    """By who cannot see them, and on a phone, which shows 144 pixels on 72 of its own: a point is a pixel there."""
+    """By who cannot see them, in dark mode, and on a phone, which shows 144 pixels on 72: a point is a pixel there."""
     for cell in code_of(chapter):
         alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")
         if any(kind.startswith("image/") for output in cell.outputs for kind in output.get("data", ())):
@@ -76,6 +76,10 @@ def figures_can_be_seen(chapter):
                 yield f"a figure has no alt text (mystnb.image.alt): {cell.source}"
         for size in too_small(cell.source):
             yield f"letters of {size} points, expected 8 or more: {cell.source}"
+    for cell in chapter.cells:
+        for caption in re.findall(r"^:::+\{figure\}\n(.*?)^:::", cell.source, re.M | re.S):
+            if word := re.search(r"\b(dark|light|pale|white|black)(er|est)?\b", caption, re.I):
+                yield f"dark mode inverts lightness, so a caption must not say {word[0]!r}: {caption}"
 
 
 def too_small(text: str) -> list[str]:

@@ -226,10 +226,12 @@ def test_pages_and_readme_lead_to_the_projects_addresses_if_it_has_any(found, mo
         assert "git clone https://github.com/anna/euler nanoeuler" in part and "(https://anna.github.io/euler)" in part
         assert f"({found.issues})" in part and found.issues == "https://github.com/anna/euler/issues"
         assert options["use_repository_button"] and options["use_issues_button"] and options["use_source_button"]
+        assert found.report("book/intro") == f"{found.issues}/new?title=Mistake%20in%20book/intro"
         assert options["launch_buttons"].keys() == {"binderhub_url", "notebook_interface", "colab_url"}
         assert config.html_baseurl == "https://anna.github.io/euler/"
     else:
         assert "](http" not in part and (found.issues, options, config.html_baseurl) == ("", {}, "")
+        assert found.report("book/intro") == ""
         assert config.myst_substitutions == {"repository": "repository"}
 
 

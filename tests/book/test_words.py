@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tools.book import search_index, words
+from tools.book import lab, search_index, words
 
 WORDS = words.load(words.LIST)
 CASES = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
@@ -100,3 +100,8 @@ def test_no_chapter_has_a_heading_about_what_the_book_is_said_not_to_treat():
     heads = re.findall(r'^ *"(#+ .*)"', text, re.M)
     for absent in (word.strip() for several in LISTED["absent"] for word in several.split(",")):
         assert not [head for head in heads if re.search(rf"\b{absent}s?\b", head, re.I)], absent
+
+
+def test_no_term_of_the_glossary_is_said_to_be_absent():
+    absent = {word.strip().lower() for several in LISTED["absent"] for word in several.split(",")}
+    assert absent & {term.lower() for term in lab.glossary()} == set()

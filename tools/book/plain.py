@@ -154,6 +154,8 @@ def quoted(lines: list[str]) -> list[str]:
 
 
 def folded(title: str, lines: list[str]) -> list[str]:
+    """Fold lines under a title; the title is HTML, in which no program reads Markdown."""
+    title = re.sub(r"`([^`]+)`", r"<code>\1</code>", title)
     return ["<details>", f"<summary>{title}</summary>", "", *lines, "", "</details>"]
 
 

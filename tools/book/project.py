@@ -3,14 +3,16 @@
     python -m tools.book.project            # check README.md and the chapters; exit status 1 if outdated
     python -m tools.book.project --write    # update them; also README.md's table of chapters (landing.py)
 
-As a Sphinx extension: if there is a repository, chapters get buttons for their source, a new issue and a launch; if the
-book's address is known, the pages contain their own addresses. The environment variables NANOEULER_REPOSITORY and
-NANOEULER_BOOK set addresses that the file leaves empty. The first code cell of each chapter looks for the library,
-which includes the stored results. If the library is missing, the cell installs it from the repository, or explains what
-to do if there is no repository. So a chapter runs in any folder, and in Colab.
+As a Sphinx extension: if there is a repository, chapters get buttons for their source, a new issue and a launch, and
+each page ends with a link to a new issue; if the book's address is known, the pages contain their own addresses. The
+environment variables NANOEULER_REPOSITORY and NANOEULER_BOOK set addresses that the file leaves empty. The first code
+cell of each chapter looks for the library, which includes the stored results. If the library is missing, the cell
+installs it from the repository, or explains what to do if there is no repository. So a chapter runs in any folder, and
+in Colab.
 """
 
 import argparse
+import html
 import os
 import re
 import sys
@@ -18,8 +20,10 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import nbformat
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
@@ -74,6 +78,15 @@ class Project:
     def issues(self) -> str:
         """Return the address at which readers report mistakes, "" if unknown."""
         return self.repository and f"{self.repository}/issues"
+
+    def report(self, page: str) -> str:
+        """Return the address of a form for a new issue about a page; of all issues where the form is unknown."""
+        title = quote(f"Mistake in {page}")
+        if self.repository.startswith("https://github.com/"):
+            return f"{self.issues}/new?title={title}"
+        if self.repository.startswith("https://gitlab.com/"):
+            return f"{self.repository}/-/issues/new?issue[title]={title}"
+        return self.issues
 
 
 def load(path: Path = ROOT / "project.toml", environment: Mapping[str, str] = os.environ) -> Project:
@@ -166,8 +179,20 @@ def configure(app: Sphinx, config: Config) -> None:
     }
 
 
+def link_reports(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
+    """Link the foot of each page, and the theme's button, to a new issue that names the page."""
+    address = load().report(page)
+    if address:
+        context["theme_extra_footer"] = f'<a href="{html.escape(address)}">Report a mistake on this page</a>'
+    for group in context.get("header_buttons", ()):
+        for button in group.get("buttons", ()):
+            if button.get("label") == "source-issues-button":
+                button |= {"url": address, "text": "Report a mistake", "tooltip": "Report a mistake on this page"}
+
+
 def setup(app: Sphinx) -> dict:
     app.connect("config-inited", configure, priority=400)  # MyST reads its substitutions at 500
+    app.connect("html-page-context", link_reports, priority=900)  # the theme adds its buttons at 501
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
