@@ -26,6 +26,7 @@ from nanoeuler_lib.errors import NanoEulerError
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 ON_CPU = 86  # the compute capability, times 10, whose tiles the CPU runs
+CUPY = 14, 2  # the oldest version of CuPy, as in pyproject.toml
 
 
 class KernelError(findings.KernelError, NanoEulerError):
@@ -58,7 +59,7 @@ def device() -> str:
     """Return where kernels run: "gpu" if CuPy finds a device, else "cpu".
 
     The environment variable NANOEULER_DEVICE overrides this. Raises NanoEulerError if its value is not gpu or cpu, or
-    is gpu and there is none.
+    is gpu and there is none, and if CuPy is too old.
     """
     wanted = os.environ.get("NANOEULER_DEVICE", "")
     if wanted not in ("", "gpu", "cpu"):
@@ -73,7 +74,25 @@ def device() -> str:
         usable = False
     if wanted == "gpu" and not usable:
         raise NanoEulerError("NANOEULER_DEVICE is gpu, but CuPy finds no CUDA device")
+    if usable:
+        check_cupy()
     return "gpu" if usable else "cpu"
+
+
+def check_cupy() -> None:
+    """Check that CuPy, which must be installed, is new enough. Raises NanoEulerError if it is older than `CUPY`."""
+    import cupy
+
+    if tuple(map(int, cupy.__version__.split(".")[:2])) >= CUPY:
+        return
+    from importlib import metadata
+
+    package = metadata.packages_distributions().get("cupy", ["cupy"])[0]  # such as cupy-cuda12x
+    oldest, next_major = f"{CUPY[0]}.{CUPY[1]}", CUPY[0] + 1
+    raise NanoEulerError(
+        f"CuPy must be {oldest} or newer, got {cupy.__version__}: "
+        f"pip install '{package}>={oldest},<{next_major}', then restart Python"
+    )
 
 
 @functools.cache

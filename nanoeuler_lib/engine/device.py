@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from nanoeuler_lib import engine, model
 from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.cuda import launch
 from nanoeuler_lib.engine import data_parallel, flash, memory, program
 from nanoeuler_lib.engine.step import LESS
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
@@ -156,15 +157,21 @@ def _where(name):
 
 
 def _cards() -> int:
-    """Return the number of GPUs that CuPy finds; NANOEULER_DEVICE=cpu hides them."""
+    """Return the number of GPUs that CuPy finds; NANOEULER_DEVICE=cpu hides them.
+
+    Raises NanoEulerError if there is one and CuPy is too old.
+    """
     if os.environ.get("NANOEULER_DEVICE") == "cpu":
         return 0
     try:
         import cupy
 
-        return cupy.cuda.runtime.getDeviceCount()
+        count = cupy.cuda.runtime.getDeviceCount()
     except Exception:  # CuPy is not installed, or the driver is missing or too old: there is no usable GPU
         return 0
+    if count:
+        launch.check_cupy()
+    return count
 
 
 def _gpu(number: str, must: bool) -> str:

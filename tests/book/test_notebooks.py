@@ -1,9 +1,9 @@
 """`nanoeuler lab`, `test` and `progress`: which folder they take, what they run, and what counts as done."""
 
 import json
+import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -98,19 +98,73 @@ def test_right_answers_count_and_solutions_do_not(folder, capsys):
     )
 
 
+# ---- With pip alone, from the network
+
+
+def environment(folder: Path, python: str, *packages) -> Path:
+    """Make a virtual environment and return its folder of commands; skip the test if the machine has no such Python."""
+    try:
+        subprocess.run([python, "-m", "venv", folder], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(f"this machine has no {python} with the module venv")
+    subprocess.run([folder / "bin/python", "-m", "pip", "install", "--quiet", *packages], check=True, env=OUTSIDE)
+    return folder / "bin"
+
+
+def source(folder: Path) -> Path:
+    """Copy what pip needs of the repository."""
+    for name in ("nanoeuler_lib", "nanoeuler_book", "konigsberg", "cudacheck", "data/results"):
+        shutil.copytree(ROOT / name, folder / name)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+OUTSIDE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it may lead to this clone
+
+
 @pytest.mark.slow
-def test_chapters_run_where_only_pip_has_installed_the_library(tmp_path):
+@pytest.mark.parametrize("python", ["python3.11", "python3.12", "python3.13", "python3.14"])
+def test_chapters_run_where_only_pip_has_installed_the_library(tmp_path, python):
     """Install the library with its dependencies and plain Jupyter; then run three plain copies from another folder."""
     from tools.book import plain
 
-    for name in ("nanoeuler_lib", "nanoeuler_book", "konigsberg", "cudacheck", "data/results"):
-        shutil.copytree(ROOT / name, tmp_path / "source" / name)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path / "source")
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    run = lambda name, *words: subprocess.run(
-        [tmp_path / "venv/bin" / name, *words], cwd=tmp_path / "plain", check=True
-    )
+    commands = environment(tmp_path / "venv", python, source(tmp_path / "source"), "nbval", "ipykernel")
     plain.write(tmp_path / "plain")
-    run("python", "-m", "pip", "install", "--quiet", tmp_path / "source", "nbval", "ipykernel")
-    run("nanoeuler", "test", "00", "06", "18")
+    subprocess.run([commands / "nanoeuler", "test", "00", "06", "18"], cwd=tmp_path / "plain", check=True, env=OUTSIDE)
+
+
+@pytest.mark.slow
+def test_the_first_cell_installs_the_library_in_colab(tmp_path):
+    """Take Colab's versions and a local repository; run the cell offline, online and again, then two chapters."""
+    from tools.book import plain, project
+
+    nbformat = pytest.importorskip("nbformat")
+    there = project.Project("https://github.com/anna/euler")
+    commands = environment(tmp_path / "venv", "python3.12", "-r", ROOT / "data/platforms/colab.txt", "nbval")
+    git = ["git", "-C", source(tmp_path / "source"), "-c", "user.name=a", "-c", "user.email=b"]
+    for words in ("init -q -b main", "add .", "commit -qm a"):
+        subprocess.run([*git, *words.split()], check=True)
+    plain.write(tmp_path / "content")
+    for name in ("00_start_here.ipynb", NAME):
+        path = tmp_path / "content" / name
+        nbformat.write(project.with_library(nbformat.read(path, as_version=4), there), path)
+
+    def run(*words, repository="source"):
+        address = {"GIT_CONFIG_KEY_0": f"url.{tmp_path / repository}.insteadOf", "GIT_CONFIG_VALUE_0": there.repository}
+        how = {"cwd": tmp_path / "content", "env": OUTSIDE | address | {"GIT_CONFIG_COUNT": "1"}, "text": True}
+        return subprocess.run([commands / words[0], *words[1:]], capture_output=True, **how)
+
+    cell = project.library_cell(there).source
+    before = run("pip", "freeze").stdout.splitlines()
+    off = run("python", "-c", cell, repository="nowhere")
+    assert off.returncode and off.stderr.count("\n") == 1 and "connect to the network" in off.stderr, off.stderr
+    (tmp_path / "content/nanoeuler").mkdir()
+    first = run("python", "-c", f"{cell}\nimport nanoeuler_lib")
+    assert first.returncode == 0, first.stderr
+    added = set(run("pip", "freeze").stdout.splitlines()) ^ set(before)
+    assert len(added) == 1 and added.pop().startswith("nanoeuler @"), "a replaced package needs a restart"
+    again = run("python", "-c", cell, repository="nowhere")
+    assert again.returncode == 0, again.stderr
+    done = run("nanoeuler", "test", "00", "06")
+    assert done.returncode == 0, done.stdout

@@ -10,6 +10,7 @@ import pytest
 nbconvert = pytest.importorskip("nbconvert", reason="nbconvert is not installed: pip install -e .[book]")
 import nbformat  # noqa: E402
 from bs4 import BeautifulSoup  # noqa: E402
+from sphinx_book_theme.header_buttons import launch  # noqa: E402
 
 from tools.book import plain, project  # noqa: E402
 from tools.book.lab import Links  # noqa: E402
@@ -105,16 +106,30 @@ def test_a_box_without_an_end_or_of_an_unknown_kind_is_named(links, text, said):
         plain.Plain(links, "06_attention.ipynb").markdown(text)
 
 
-def test_launch_buttons_open_the_copy(monkeypatch):
-    monkeypatch.setattr(project, "load", lambda: project.Project("https://github.com/anna/euler"))
-    colab = "https://colab.research.google.com/github/anna/euler/blob/main/notebooks/06_attention.ipynb"
-    group = {"label": "launch-buttons", "buttons": [{"text": "Binder", "url": "b"}, {"text": "Colab", "url": colab}]}
-    context = {"header_buttons": [{"label": "source-buttons", "buttons": []}, group]}
-    plain.launch_copies(SimpleNamespace(), "notebooks/06_attention", "page.html", context, None)
-    addresses = {button["text"]: button["url"] for button in group["buttons"]}
-    place = "github/anna/euler/blob/plain/06_attention.ipynb"
-    assert addresses == {
-        "Binder": "b",
-        "Colab": f"https://colab.research.google.com/{place}",
-        "Kaggle": f"https://www.kaggle.com/kernels/welcome?src=https://github.com/{place.removeprefix('github/')}",
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [("github.com/anna/euler", "Binder Colab Kaggle"), ("gitlab.com/anna/euler", "Binder"), ("anna.org/euler", "")],
+)
+def test_launch_buttons_lead_to_the_repository(monkeypatch, place, shown):
+    """Let the theme make the buttons; Colab and Kaggle open the copy, Binder the notebook of the branch."""
+    monkeypatch.setenv("NANOEULER_REPOSITORY", f"https://{place}")
+    config = SimpleNamespace(myst_substitutions={}, html_theme_options={}, html_baseurl="")
+    project.configure(None, config)
+    page, options = "notebooks/06_attention", config.html_theme_options
+    here = SimpleNamespace(doc2path=lambda name: f"{name}.ipynb", metadata={page: {"kernelspec": {}}})
+    app = SimpleNamespace(config={"html_theme_options": options}, env=here)
+    buttons = [{"label": "source-buttons", "buttons": []}]
+    provider = place.partition(".")[0]
+    context = {"pagename": page, "header_buttons": buttons, "sourcename": f"{page}.ipynb"}
+    context |= {f"{provider}_url": f"https://{provider}.com", f"{provider}_user": "anna", f"{provider}_repo": "euler"}
+    launch.add_launch_buttons(app, page, "page.html", context, None)
+    plain.launch_copies(app, page, "page.html", context, None)
+    copied = f"{place}/blob/plain/06_attention.ipynb"
+    host = "gl/anna%2Feuler" if "gitlab" in place else "gh/anna/euler"
+    urls = {
+        "Binder": f"https://mybinder.org/v2/{host}/main?urlpath=lab/tree/notebooks/06_attention.ipynb",
+        "Colab": f"https://colab.research.google.com/{copied.replace('.com', '')}",
+        "Kaggle": f"https://www.kaggle.com/kernels/welcome?src=https://{copied}",
     }
+    made = {button["text"]: button["url"] for group in buttons for button in group["buttons"]}
+    assert made == {name: urls[name] for name in shown.split()}

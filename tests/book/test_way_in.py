@@ -1,5 +1,6 @@
 """Test what a reader meets first: README.md, the first page, the project's addresses, and a lone chapter."""
 
+import dataclasses
 import json
 import math
 import os
@@ -326,16 +327,21 @@ def test_a_chapter_says_what_to_do_where_the_library_is_not(tmp_path):
     assert done.returncode and "make lab" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_chapter_fetches_the_library_where_the_repository_is_known(tmp_path):
-    """Replace git and pip by stand-ins; check their arguments, and that the library is found where git would put it."""
-    played = MISSING + (
-        "import subprocess, pathlib\n"
-        "def play(command, check):\n"
-        "    print(*command[-2:] if command[0] == 'git' else command[-3:])\n"
-        "    if command[0] == 'git':\n"
-        "        pathlib.Path('nanoeuler').mkdir()\n"
+def test_a_chapter_installs_the_library_where_the_repository_is_known(tmp_path):
+    """Replace pip by a stand-in that prints its arguments and fails or not; see also test_notebooks.py, in Colab."""
+    stand_in = (
+        "import subprocess\n"
+        "def play(command, capture_output):\n"
+        "    print(*command[1:])\n"
+        "    return subprocess.CompletedProcess(command, {status})\n"
         "subprocess.run = play\n"
     )
-    done = run(f"{played}{project.library_cell(SOMEWHERE).source}\nprint(sys.path[0])", tmp_path)
-    assert done.stdout.split("\n")[:2] == ["https://github.com/anna/euler nanoeuler", "--quiet --editable nanoeuler"]
-    assert done.stdout.endswith("/nanoeuler\n"), done.stdout + done.stderr
+    cell = project.library_cell(dataclasses.replace(SOMEWHERE, branch="next")).source
+    library = "git+https://github.com/anna/euler@next"
+    done, failed = (run(f"{MISSING}{stand_in.format(status=status)}{cell}", tmp_path) for status in (0, 1))
+    assert done.stdout == failed.stdout == f"-m pip install --quiet {library}\n"
+    assert (done.returncode, done.stderr) == (0, "") and failed.returncode == 1
+    assert "connect to the network" in failed.stderr and f"%pip install {library} shows" in failed.stderr
+    assert failed.stderr.count("\n") == 1, "one line, without a traceback"
+    there = run(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{stand_in.format(status=1)}{cell}", tmp_path)
+    assert (there.returncode, there.stdout) == (0, ""), "a library that is there must not be installed again"

@@ -4,6 +4,9 @@ No GPU is needed: stand-ins replace CuPy and the engine's classes, which `test_e
 """
 
 import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -11,11 +14,12 @@ import numpy as np
 import pytest
 from oracles import RUN_MODEL, changed, error_of
 
-from nanoeuler_lib import engine, model
+from nanoeuler_lib import cuda, engine, model
 from nanoeuler_lib.engine import device, flash
 from nanoeuler_lib.engine.device import CPU, Device, choose, chosen_before
 from nanoeuler_lib.model import step
 
+ROOT = Path(__file__).resolve().parents[2]
 OLD, NEW = flash.Card(75, 64 << 10), flash.Card(80, 163 << 10)
 FIT = changed(RUN_MODEL, dim=64, heads=2, kv_heads=1, vocab_size=264, ffn=176)  # a shape that the kernels accept
 NO_FIT = changed(FIT, dim=32)
@@ -26,15 +30,18 @@ def cards(monkeypatch):
     """Return a function that pretends a number of GPUs, and records which GPUs were selected and queried."""
     used = []
 
-    def make(count, card=NEW):
+    def make(count, card=NEW, version="14.2.0"):
         def number():
             if count is None:
                 raise RuntimeError("no driver")
             return count
 
-        runtime = SimpleNamespace(getDeviceCount=number)
-        chosen = SimpleNamespace(runtime=runtime, Device=lambda n: SimpleNamespace(use=lambda: used.append(n)))
-        monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=chosen))
+        chosen = SimpleNamespace(
+            runtime=SimpleNamespace(getDeviceCount=number),
+            is_available=lambda: bool(count),
+            Device=lambda n: SimpleNamespace(use=lambda: used.append(n)),
+        )
+        monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=chosen, __version__=version))
         monkeypatch.delenv("NANOEULER_DEVICE", raising=False)
         asked = []
         monkeypatch.setattr(flash, "card", lambda where: asked.append(where) or card)
@@ -52,6 +59,24 @@ def test_how_many_cards_there_are(cards, monkeypatch):
     assert device._cards() == 0, "without a driver there must be no GPU"
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert device._cards() == 0, "without CuPy there must be no GPU"
+
+
+@pytest.mark.parametrize("package", ["cupy-cuda12x", "cupy-cuda13x"])
+def test_an_old_cupy_is_refused_where_there_is_a_gpu(cards, monkeypatch, package):
+    """Compare the requirement in the message with pyproject.toml."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    (wanted,) = extras[package.removeprefix("cupy-").removesuffix("x")]
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"cupy": [package]})
+    ways = choose, device._cards, cuda.device.__wrapped__
+    for old in ("14.0.1", "13.6.0"):
+        cards(1, version=old)
+        said = f"CuPy must be 14.2 or newer, got {old}: pip install '{wanted}', then restart Python"
+        assert [error_of(way) for way in ways] == [said] * 3
+        cards(0, version=old)
+        assert [way() for way in ways] == [CPU, 0, "cpu"]
+    for new in ("14.2.0", "14.10.0", "15.0.0rc1"):
+        cards(1, version=new)
+        assert [way() for way in ways] == [Device("gpu", "bfloat16"), 1, "gpu"]
 
 
 def test_which_device_a_name_is(cards):

@@ -43,11 +43,15 @@ import importlib.util
 {imports}
 if importlib.util.find_spec("nanoeuler_lib") is None:
     {fetch}"""
-CLONE = """\
-_clone = ["git", "clone", "--quiet", "--depth", "1", "--branch", "{branch}"]
-    subprocess.run([*_clone, "{repository}", "nanoeuler"], check=True)
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--editable", "nanoeuler"], check=True)
-    sys.path.insert(0, os.path.abspath("nanoeuler"))"""
+INSTALL = """\
+_library = "git+{repository}@{branch}"
+    _pip = [sys.executable, "-m", "pip", "install", "--quiet", _library]
+    if subprocess.run(_pip, capture_output=True).returncode:
+        raise SystemExit(
+            "nanoeuler_lib could not be installed: connect to the network and run this cell again; "
+            f"%pip install {{_library}} shows what is wrong"
+        )
+    importlib.invalidate_caches()"""
 REFUSE = """\
 raise SystemExit(
         "nanoeuler_lib was not found: type make lab in the book's folder, move this file "
@@ -134,8 +138,8 @@ def library_cell(project: Project) -> nbformat.NotebookNode:
     """Return the cell that finds the library; it is folded in a notebook and absent from the page."""
     imports, fetch = "", REFUSE
     if project.repository:
-        imports = "import os\nimport subprocess\nimport sys\n"
-        fetch = CLONE.format(branch=project.branch, repository=project.repository)
+        imports = "import subprocess\nimport sys\n"
+        fetch = INSTALL.format(branch=project.branch, repository=project.repository)
     metadata = {"jupyter": {"source_hidden": True}, "tags": ["library", "remove-cell"]}
     source = FETCH.format(imports=imports, fetch=fetch)
     return nbformat.v4.new_code_cell(source, id=LIBRARY, metadata=metadata)
