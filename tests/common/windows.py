@@ -4,6 +4,7 @@ Simulated: modules, signals and functions of POSIX are missing; open files can b
 the folders that they are in. Not simulated: paths, line ends, processes, locks of mapped files.
 """
 
+import asyncio  # noqa: F401 - Linux's, which needs os.sysconf; unittest.mock imports it
 import importlib
 import os
 import pkgutil

@@ -1,7 +1,7 @@
 """Run numeric tests, the kernels and a chapter on an emulated arm64 Linux, on a Debian machine with x86-64.
 
     apt-get install --no-install-recommends qemu-user-static mmdebstrap g++-aarch64-linux-gnu
-    python -m tools.release.arm                                        # TESTS with chapter A1, many minutes
+    python -m tools.release.arm                                        # TESTS with chapter A1, 9 minutes
     python -m tools.release.arm tests/text notebooks/05_checking_gradients.ipynb
 
 The folder _build/arm (about 1 GB) keeps what is fetched: an arm64 Python of Debian, and the wheels of requirements.txt.
