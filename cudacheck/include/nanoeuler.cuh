@@ -32,7 +32,10 @@
                ::"r"(address), "l"(global), "n"(BYTES), "r"(given) : "memory");
 #else
 #define NE_ASYNC_OR_PLAIN(CACHE)                                                                                      \
-  for (int i = 0; i < BYTES; i++) ((char*)shared)[i] = i < given ? ((const char*)global)[i] : 0;
+  struct alignas(BYTES) Whole { char bytes[BYTES]; };                                                                 \
+  if (given == BYTES) *(Whole*)shared = *(const Whole*)global;                                                        \
+  else                                                                                                                \
+    for (int i = 0; i < BYTES; i++) ((char*)shared)[i] = i < given ? ((const char*)global)[i] : 0;
 #endif
 
 __device__ __forceinline__ void prefetch_to_L2(const void* address) {

@@ -6,8 +6,7 @@
 // of piece p ^ (r % 8), so that the pieces p of eight rows, which ldmatrix reads together, are in 32 different banks.
 // (If a row has only four pieces, two rows fill the banks, and the place is p ^ (r / 2 % 4).)
 #pragma once
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include <fours.cuh>
 #include <nanoeuler.cuh>
 
 template <class Number, int C> constexpr int PIECES = C * (int)sizeof(Number) / 16;  // pieces per row
@@ -22,18 +21,35 @@ template <class Number, int C> __device__ __forceinline__ int place(int row, int
 
 // ---- from global to shared memory -----------------------------------------------------------------------------
 
+// Start to copy COUNT pieces per thread. piece(i): where piece i goes and comes from; if not `there`, it becomes 0.
+struct Copied {
+  void* to;
+  const void* from;
+  bool there;
+};
+template <int COUNT, class Piece> __device__ __forceinline__ void copy_pieces(Piece piece) {
+#if defined(ORDINARY_COPIES) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800)  // the macro is for the checker
+  uint4 v[COUNT];  // all loads come before the first store, so that their waits overlap
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) v[i] = piece(i).there ? *(const uint4*)piece(i).from : make_uint4(0, 0, 0, 0);
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) *(uint4*)piece(i).to = v[i];
+#else
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) copy_async_cg<16>(piece(i).to, piece(i).from, piece(i).there ? 16 : 0);
+#endif
+}
+
 // Start to copy a tile, with all threads of the block. Row r begins at `from + r pitch`; rows from `given` on become 0.
 template <class Number, int C, int ROWS, int THREADS>
 __device__ __forceinline__ void load_tile(Number* tile, const Number* from, size_t pitch, int given) {
   constexpr int P = PIECES<Number, C>;
   static_assert(ROWS * P % THREADS == 0 && THREADS % P == 0, "every thread copies as many pieces, all of one column");
   int piece = threadIdx.x % P;
-#pragma unroll
-  for (int i = 0; i < ROWS * P / THREADS; i++) {
+  copy_pieces<ROWS * P / THREADS>([&](int i) -> Copied {
     int row = threadIdx.x / P + i * (THREADS / P);
-    copy_async_cg<16>(tile + place<Number, C>(row, piece), from + row * pitch + piece * PER_PIECE<Number>,
-                      row < given ? 16 : 0);
-  }
+    return {tile + place<Number, C>(row, piece), from + row * pitch + piece * PER_PIECE<Number>, row < given};
+  });
 }
 
 // The same for the queries of `packed` heads that share keys, position by position. Row r belongs to position
@@ -45,12 +61,11 @@ __device__ __forceinline__ void load_packed_tile(Number* tile, const Number* fro
   constexpr int P = PIECES<Number, C>;
   static_assert(ROWS * P % THREADS == 0 && THREADS % P == 0, "every thread copies as many pieces, all of one column");
   int piece = threadIdx.x % P;
-#pragma unroll
-  for (int i = 0; i < ROWS * P / THREADS; i++) {
+  copy_pieces<ROWS * P / THREADS>([&](int i) -> Copied {
     int row = threadIdx.x / P + i * (THREADS / P), r = first + row;
-    copy_async_cg<16>(tile + place<Number, C>(row, piece),
-                      from + r / packed * pitch + r % packed * width + piece * PER_PIECE<Number>, r < limit ? 16 : 0);
-  }
+    return {tile + place<Number, C>(row, piece),
+            from + r / packed * pitch + r % packed * width + piece * PER_PIECE<Number>, r < limit};
+  });
 }
 
 // Round the numbers that this thread copied by load_tile to TF32 in place, once for all warps that read them.
@@ -119,15 +134,6 @@ template <class Number, int C>
 __device__ __forceinline__ void load_transposed(unsigned* b, const Number* tile, int row, int step) {
   int lane = lane_of();
   ldmatrix<4>(b, tile + place<Number, C>(lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2) + row * C);
-}
-
-__device__ __forceinline__ unsigned pack(__nv_bfloat16, float low, float high) {
-  __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-  return *(unsigned*)&both;
-}
-__device__ __forceinline__ unsigned pack(__half, float low, float high) {
-  __half2 both = __floats2half2_rn(low, high);
-  return *(unsigned*)&both;
 }
 
 // as_factor rounds 16 x 16 sums, as mma leaves them (s[0]: columns 0 to 7, s[1]: 8 to 15), to the fragment a of the

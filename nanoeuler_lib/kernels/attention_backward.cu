@@ -47,10 +47,12 @@ __device__ __forceinline__ void add_scores(float (*s)[2][4], const unsigned (*he
   }
 }
 
-__device__ __forceinline__ float2 two(const __nv_bfloat16* x) { return __bfloat1622float2(*(const __nv_bfloat162*)x); }
+template <class Number> __device__ __forceinline__ float2 two(const Number* x) {
+  return unpack(Number(), *(const unsigned*)x);
+}
 __device__ __forceinline__ float2 two(const float* x) { return *(const float2*)x; }
-__device__ __forceinline__ void put_two(__nv_bfloat16* x, float a, float b) {
-  *(__nv_bfloat162*)x = __floats2bfloat162_rn(a, b);
+template <class Number> __device__ __forceinline__ void put_two(Number* x, float a, float b) {
+  *(unsigned*)x = pack(Number(), a, b);
 }
 __device__ __forceinline__ void put_two(float* x, float a, float b) { *(float2*)x = make_float2(a, b); }
 
