@@ -1,12 +1,11 @@
 // attention.cuh: common parts of FlashAttention's kernels: tiles in shared memory, mma fragments, powers of two.
-// Chapters 27 and 28.
+// Chapters 27 and 28. Include fours.cuh before it.
 //
 // Number: __nv_bfloat16, __half or float. CORES: use tensor cores, float as TF32; without CORES, float runs on any GPU.
 // A tile is ROWS rows of C numbers. A row is divided into pieces of 16 bytes. Piece p of row r is stored at the place
 // of piece p ^ (r % 8), so that the pieces p of eight rows, which ldmatrix reads together, are in 32 different banks.
 // (If a row has only four pieces, two rows fill the banks, and the place is p ^ (r / 2 % 4).)
 #pragma once
-#include <fours.cuh>
 #include <nanoeuler.cuh>
 
 template <class Number, int C> constexpr int PIECES = C * (int)sizeof(Number) / 16;  // pieces per row

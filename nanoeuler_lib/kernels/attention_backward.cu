@@ -13,6 +13,7 @@
 //
 // attention.cuh describes Number, CORES and the tiles. A block owns ROWS rows, a warp 16 BANDS = ROWS / WARPS of them.
 // HOLD: keep them in registers, as fragments, all the time.
+#include <fours.cuh>
 #include <attention.cuh>
 
 constexpr float LOG2_E = 1.44269504f;

@@ -52,6 +52,7 @@ class Step:
         self.names = list(model.params)
 
     memory_line = bad_rank = ""  # set by GPU steps: a line about memory, and the GPU whose numbers are not finite
+    info = {}  # GPU steps: what a checkpoint has to store of their state
 
     def __enter__(self):
         return self
