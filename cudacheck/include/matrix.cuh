@@ -62,7 +62,7 @@ template <class T> NE_WARP_FUNCTION void mma(float* d, const unsigned* a, const 
   static_assert(nanoeuler_runtime::packed<T> == 0, "mma multiplies __nv_bfloat16, __half or tf32, from compute capability 8.0 on (__half: 7.5)");
 }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+#if NE_ARCH >= 800
 
 #define NE_MMA(T, SHAPE)                                                                                              \
   template <> NE_WARP_FUNCTION void mma<T>(float* d, const unsigned* a, const unsigned* b, int) {                     \
@@ -80,7 +80,7 @@ NE_WARP_FUNCTION unsigned to_tf32(float x) {
   return rounded;
 }
 
-#elif __CUDA_ARCH__ >= 750  // its instruction has half as many columns of a
+#elif NE_ARCH >= 750  // its instruction has half as many columns of a
 
 template <> NE_WARP_FUNCTION void mma<__half>(float* d, const unsigned* a, const unsigned* b, int) {
 #pragma unroll

@@ -18,6 +18,14 @@
 //                                             before it can be read (programmatic dependent launch, from 9.0 on)
 //   launch_dependents()                       let the next launch begin once all blocks have called this. Both do
 //                                             nothing on the CPU, where a launch ends before the next one begins.
+#ifdef NANOEULER_ARCH  // 75: use no instruction that compute capability 7.5 lacks, on any GPU and in the checker
+#define NE_ARCH (10 * NANOEULER_ARCH)
+#elif defined(__CUDA_ARCH__)
+#define NE_ARCH __CUDA_ARCH__
+#else
+#define NE_ARCH 1000
+#endif
+
 #ifdef __CUDACC__
 
 #define NE_COPY(NAME, CACHE, SIZES, WORDS)                                                                            \
@@ -25,7 +33,7 @@
     static_assert(SIZES, WORDS);                                                                                   \
     NE_ASYNC_OR_PLAIN(CACHE)                                                                                          \
   }
-#if __CUDA_ARCH__ >= 800
+#if NE_ARCH >= 800
 #define NE_ASYNC_OR_PLAIN(CACHE)                                                                                      \
   unsigned address = (unsigned)__cvta_generic_to_shared(shared);                                                   \
   asm volatile("cp.async." CACHE ".shared.global [%0], [%1], %2, %3;"                                              \
@@ -55,13 +63,13 @@ __device__ __forceinline__ void launch_dependents() {
 }
 
 __device__ __forceinline__ void copy_async_commit() {
-#if __CUDA_ARCH__ >= 800
+#if NE_ARCH >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
 template <int GROUPS> __device__ __forceinline__ void copy_async_wait() {
-#if __CUDA_ARCH__ >= 800
+#if NE_ARCH >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 #endif
 }

@@ -60,14 +60,17 @@ class Card:
 
 @functools.cache
 def card(where: str | None = None) -> Card:
-    """Return the GPU's properties; on the CPU, those of capability 8.6. NANOEULER_ARCH=80 hides Hopper's wgmma."""
+    """Return the GPU's properties; on the CPU, those of capability 8.6.
+
+    NANOEULER_ARCH=80 hides Hopper's wgmma; 75 hides all that a T4 lacks, also its larger shared memory.
+    """
     if (where or cuda.device()) == "cpu":
         return Card(launch.ON_CPU if where else launch.capability(), 99 * 1024)
     import cupy
 
-    attributes = cupy.cuda.Device().attributes
+    attributes, capability = cupy.cuda.Device().attributes, launch.capability()
     shared, processors = (attributes[name] for name in ("MaxSharedMemoryPerBlockOptin", "MultiProcessorCount"))
-    return Card(launch.capability(), shared, processors)
+    return Card(capability, min(shared, 64 << 10) if capability == 75 else shared, processors)
 
 
 @dataclass(frozen=True)

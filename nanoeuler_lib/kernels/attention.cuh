@@ -27,7 +27,7 @@ struct Copied {
   bool there;
 };
 template <int COUNT, class Piece> __device__ __forceinline__ void copy_pieces(Piece piece) {
-#if defined(ORDINARY_COPIES) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800)  // the macro is for the checker
+#if NE_ARCH < 800
   uint4 v[COUNT];  // all loads come before the first store, so that their waits overlap
 #pragma unroll
   for (int i = 0; i < COUNT; i++) v[i] = piece(i).there ? *(const uint4*)piece(i).from : make_uint4(0, 0, 0, 0);

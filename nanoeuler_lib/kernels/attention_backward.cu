@@ -320,7 +320,7 @@ __device__ __forceinline__ void load_part(unsigned (*a)[4], const Number* tile, 
 }
 
 __device__ __forceinline__ void add_two(float* x, float a, float b) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#if NE_ARCH >= 900
   atomicAdd((float2*)x, make_float2(a, b));
 #else
   atomicAdd(x, a), atomicAdd(x + 1, b);

@@ -52,7 +52,7 @@ def test_without_a_gpu_one_line_says_so(capsys):
 def test_copies_are_asynchronous_where_the_header_makes_them_so():
     """The header decides, not Python, when the kernel is compiled."""
     text = (ROOT / "cudacheck/include/nanoeuler.cuh").read_text("utf-8")
-    (least,) = re.findall(r"#if __CUDA_ARCH__ >= (\d+)0\n#define NE_ASYNC_OR_PLAIN", text)
+    (least,) = re.findall(r"#if NE_ARCH >= (\d+)0\n#define NE_ASYNC_OR_PLAIN", text)
     assert [gpus.copying(flash.Card(int(least) - k, 48 << 10)) for k in (0, 1)] == ["asynchronous", "ordinary"]
 
 
