@@ -133,10 +133,10 @@ def product(
 def _cpu(p: Product) -> None:
     a, b, plus = (None if x is None else _as_float32(x) for x in (p.a, p.b, p.plus))
     a, b = (x.swapaxes(-1, -2) if turned else x for x, turned in ((a, p.transpose_a), (b, p.transpose_b)))
-    result = np.float32(p.alpha) * (a @ b)
-    if plus is not None:
-        result += np.float32(p.beta) * plus
-    with np.errstate(over="ignore"):  # a number too large for float16 becomes infinite, as on a GPU
+    with np.errstate(over="ignore", invalid="ignore"):  # a number too large for float16 becomes infinite, as on a GPU
+        result = np.float32(p.alpha) * (a @ b)
+        if plus is not None:
+            result += np.float32(p.beta) * plus
         p.c[...] = to_bfloat16(result) if p.c.dtype == np.uint16 else result
 
 
