@@ -188,7 +188,7 @@ class GPT(model.GPT):
 
     def draws(self, propose: int) -> bool:
         """Return whether a decoder of this model can sample on the GPU with so many proposals: `Decoder.rounds`."""
-        return 0 <= propose < self.config.predict and draws(self.config, propose)
+        return 0 <= propose < self.config.predict and draws(self.config, propose, self.program.on)
 
     def decoder(self, ahead: int = 0) -> "Decoder":
         """Return a new decoder of this model that also computes the logits of the first `ahead` later heads."""
