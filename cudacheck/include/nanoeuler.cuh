@@ -40,10 +40,11 @@
                ::"r"(address), "l"(global), "n"(BYTES), "r"(given) : "memory");
 #else
 #define NE_ASYNC_OR_PLAIN(CACHE)                                                                                      \
-  struct alignas(BYTES) Whole { char bytes[BYTES]; };                                                                 \
-  if (given == BYTES) *(Whole*)shared = *(const Whole*)global;                                                        \
+  struct alignas(BYTES) Whole { char bytes[BYTES]; } v = {}; /* so that loads need not wait for earlier stores */      \
+  if (given == BYTES) v = *(const Whole*)global;                                                                      \
   else                                                                                                                \
-    for (int i = 0; i < BYTES; i++) ((char*)shared)[i] = i < given ? ((const char*)global)[i] : 0;
+    for (int i = 0; i < given; i++) v.bytes[i] = ((const char*)global)[i];                                            \
+  *(Whole*)shared = v;
 #endif
 
 __device__ __forceinline__ void prefetch_to_L2(const void* address) {
@@ -83,6 +84,7 @@ template <int GROUPS> __device__ __forceinline__ void copy_async_wait() {
     static_assert(SIZES, WORDS);                                                                                   \
     if (given < 0 || given > BYTES) runtime::fail("copy_async: given must be 0 to BYTES", line);     \
     runtime::async_copy(shared, global, BYTES, given, line);                                                                \
+    if (NE_ARCH < 800) runtime::async_commit(), runtime::async_wait(0);                                               \
   }
 RAW static inline void prefetch_to_L2(const void*) {}
 RAW static inline void grid_dependency_wait() {}

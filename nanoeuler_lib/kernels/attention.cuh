@@ -20,35 +20,18 @@ template <class Number, int C> __device__ __forceinline__ int place(int row, int
 
 // ---- from global to shared memory -----------------------------------------------------------------------------
 
-// Start to copy COUNT pieces per thread. piece(i): where piece i goes and comes from; if not `there`, it becomes 0.
-struct Copied {
-  void* to;
-  const void* from;
-  bool there;
-};
-template <int COUNT, class Piece> __device__ __forceinline__ void copy_pieces(Piece piece) {
-#if NE_ARCH < 800
-  uint4 v[COUNT];  // all loads come before the first store, so that their waits overlap
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) v[i] = piece(i).there ? *(const uint4*)piece(i).from : make_uint4(0, 0, 0, 0);
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) *(uint4*)piece(i).to = v[i];
-#else
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) copy_async_cg<16>(piece(i).to, piece(i).from, piece(i).there ? 16 : 0);
-#endif
-}
-
 // Start to copy a tile, with all threads of the block. Row r begins at `from + r pitch`; rows from `given` on become 0.
 template <class Number, int C, int ROWS, int THREADS>
 __device__ __forceinline__ void load_tile(Number* tile, const Number* from, size_t pitch, int given) {
   constexpr int P = PIECES<Number, C>;
   static_assert(ROWS * P % THREADS == 0 && THREADS % P == 0, "every thread copies as many pieces, all of one column");
   int piece = threadIdx.x % P;
-  copy_pieces<ROWS * P / THREADS>([&](int i) -> Copied {
+#pragma unroll
+  for (int i = 0; i < ROWS * P / THREADS; i++) {
     int row = threadIdx.x / P + i * (THREADS / P);
-    return {tile + place<Number, C>(row, piece), from + row * pitch + piece * PER_PIECE<Number>, row < given};
-  });
+    copy_async_cg<16>(tile + place<Number, C>(row, piece), from + row * pitch + piece * PER_PIECE<Number>,
+                      row < given ? 16 : 0);
+  }
 }
 
 // The same for the queries of `packed` heads that share keys, position by position. Row r belongs to position
@@ -60,11 +43,12 @@ __device__ __forceinline__ void load_packed_tile(Number* tile, const Number* fro
   constexpr int P = PIECES<Number, C>;
   static_assert(ROWS * P % THREADS == 0 && THREADS % P == 0, "every thread copies as many pieces, all of one column");
   int piece = threadIdx.x % P;
-  copy_pieces<ROWS * P / THREADS>([&](int i) -> Copied {
+#pragma unroll
+  for (int i = 0; i < ROWS * P / THREADS; i++) {
     int row = threadIdx.x / P + i * (THREADS / P), r = first + row;
-    return {tile + place<Number, C>(row, piece),
-            from + r / packed * pitch + r % packed * width + piece * PER_PIECE<Number>, r < limit};
-  });
+    copy_async_cg<16>(tile + place<Number, C>(row, piece),
+                      from + r / packed * pitch + r % packed * width + piece * PER_PIECE<Number>, r < limit ? 16 : 0);
+  }
 }
 
 // Round the numbers that this thread copied by load_tile to TF32 in place, once for all warps that read them.

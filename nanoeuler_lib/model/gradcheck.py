@@ -162,7 +162,8 @@ COARSE = {"tf32": 1e-2, "bfloat16": 8e-2, "float16": 1.5e-2}
 def check_engine(placed_by: Callable[[GPT], GPT], precision: str, std: float = 0.2, seed: int = 0):
     """Compare the gradients of the GPU engine, and of NumPy in float32, with those of NumPy in float64.
 
-    placed_by: moves a model to the GPU, `device.Device.place`; precision: as for `engine.GPT`. Returns for each tensor (row, error of NumPy's float32 in norm, allowed error in norm); see DEFINITION_ENGINE.
+    placed_by: moves a model to the GPU, `device.Device.place`; precision: as for `engine.GPT`. Returns for each tensor
+    (row, error of NumPy's float32 in norm, allowed error in norm); see DEFINITION_ENGINE.
     """
     params = init(ENGINE_CONFIG, seed, std, np.float64)
     pair = check_batch(ENGINE_CONFIG, 2, ENGINE_CONFIG.context, seed + 2)

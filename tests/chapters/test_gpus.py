@@ -68,12 +68,13 @@ def test_a_kernel_with_mma_runs_in_the_checker_on_an_old_gpu(monkeypatch, capsys
     names = {}
     shell = magic._Magic(SimpleNamespace(push=names.update))
     text = '#include <nanoeuler.cuh>\nextern "C" __global__ void k(float* d) {{ {} d[0] = 1; }}'
-    for capability, body, words in ((75, "", 0), (80, "mma<__half>(d, nullptr, nullptr);", 0)):
+    product = "mma<__nv_bfloat16>(d, nullptr, nullptr);"
+    for capability, body, words in ((75, "", 0), (75, product.replace("__nv_bfloat16", "__half"), 0), (80, product, 0)):
         monkeypatch.setattr(launch, "capability", lambda capability=capability: capability)
         shell("", text.format(body))
         assert len(capsys.readouterr().out.split()) == words and names["k"].module.where == cuda.device()
     monkeypatch.setattr(launch, "capability", lambda: 75)
-    shell("", text.format("mma<__half>(d, nullptr, nullptr);"))
+    shell("", text.format(product))
     assert "this GPU has 7.5, so this kernel runs in the checker" in capsys.readouterr().out
     assert names["k"].module.where == "cpu"
 
