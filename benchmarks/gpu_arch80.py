@@ -32,7 +32,9 @@ class Worker:
     said: what it writes when it is ready, among it the kernel of attention. arch: NANOEULER_ARCH in the process.
     """
 
-    def __init__(self, who: str, config: ModelConfig, rows: int, where: str, precision: str = PRECISION, arch: str = ""):
+    def __init__(
+        self, who: str, config: ModelConfig, rows: int, where: str, precision: str = PRECISION, arch: str = ""
+    ):
         given = {"who": who, "config": config.to_dict(), "rows": rows, "where": where, "precision": precision}
         task, environment = json.dumps(given), os.environ | {"NANOEULER_ARCH": arch}
         command = [sys.executable, "-m", "benchmarks.gpu_arch80", "--worker", task]
@@ -77,7 +79,9 @@ def answer(value) -> None:
 
 def measure(config: ModelConfig, rows: int, rounds: int, where: str = "gpu") -> dict:
     """The row: seconds of a step by contestant, and the kernel of attention of both engines."""
-    workers = {name: Worker(name, config, rows, where, arch=arch) for name, arch in ((US, ""), (WITHOUT, "80"), (PEER, ""))}
+    workers = {
+        name: Worker(name, config, rows, where, arch=arch) for name, arch in ((US, ""), (WITHOUT, "80"), (PEER, ""))
+    }
     try:
         batches = [None] * (AGREE + STEPS)
         losses = agreeing(workers, batches[:AGREE], PRECISION)

@@ -24,8 +24,8 @@ class Device:
     """Hold a choice of device: its name, the precision and the process group.
 
     name: "cpu"; "gpu"; or "checked", the GPU engine run on the CPU with every memory access checked, which is slow.
-    precision: "float32", "tf32", "bfloat16" or "float16" (see `engine`), None on the CPU. group: the processes that train
-    together, each on a device of this name; None for a single process.
+    precision: "float32", "tf32", "bfloat16" or "float16" (see `engine`), None on the CPU. group: the processes that
+    train together, each on a device of this name; None for a single process.
     """
 
     name: str

@@ -272,7 +272,10 @@ class Program:
         """
         self._count_in_32_bits(dx.full, dtable)
         N, D = dx.full.shape
-        file, threads = self._file("embedding.cu", defines=(("ADD", 1),) if accumulate else ()), min(THREADS, 32 * -(-D // 128))
+        file, threads = (
+            self._file("embedding.cu", defines=(("ADD", 1),) if accumulate else ()),
+            min(THREADS, 32 * -(-D // 128)),
+        )
         arguments = shares, order, sorted_tokens, dx.full, dtable, N, D
         moved = dx.full.nbytes + dtable.nbytes
         self._launch("embed_back", file, "embedding_backward", len(shares), threads, arguments, moved)
@@ -445,8 +448,8 @@ class Program:
         """Record one step of AdamW over flat float32 arrays.
 
         copy: a 16-bit copy of params to update too, or None; factor: [2], from `norm`; step: [4] float32, the learning
-        rate, the bias corrections of both moments, and 1 / loss scale; decayed: length of the prefix that weight decay applies
-        to, the matrices; settings: a `TrainConfig`.
+        rate, the bias corrections of both moments, and 1 / loss scale; decayed: length of the prefix that weight decay
+        applies to, the matrices; settings: a `TrainConfig`.
         """
         numbers = params.size, decayed, settings.beta1, settings.beta2, settings.adam_eps, settings.decay
         arrays = (params, grads, m, v) if copy is None else (params, grads, m, v, copy)
@@ -457,7 +460,7 @@ class Program:
         self._launch("adamw", file, kernel, grid, THREADS, arguments, moved)
 
     def muon(self, p, g, m, copy, factor, step, beta, decay, work):
-        """Record one step of Muon. p, g, m: flat float32; copy: flat, of 16 bits, or None; factor, step: as for `adamw`.
+        """Record one step of Muon. p, g, m: flat float32; copy: flat, 16 bits, or None; factor, step: as for `adamw`.
 
         work: from `memory.muon_work`. Matrices of the same shape are orthogonalised together.
         """

@@ -257,7 +257,9 @@ def test_copies_of_16_bits_follow_the_master_weights(optimizer, precision):
 
 
 @pytest.mark.full(but=["adamw-float32"])
-@pytest.mark.parametrize("optimizer, precision", [("adamw", "float32"), ("muon", "float32"), ("adamw", "bfloat16"), ("adamw", "float16")])
+@pytest.mark.parametrize(
+    "optimizer, precision", [("adamw", "float32"), ("muon", "float32"), ("adamw", "bfloat16"), ("adamw", "float16")]
+)
 def test_nothing_moves_where_the_norm_is_not_finite(optimizer, precision):
     check_refused(optimizer, precision)
 

@@ -191,7 +191,12 @@ BACKWARD = [  # type, C, B, T, H, G; options of `backward`; further options
     (("float32", 32, 1, 37, 4, 2), {}, {}),
     (("float32", 64, 1, 37, 2, 2), dict(shared=64 * K), dict(turn=True)),
 ]
-BOUND = {"bfloat16": 4e-3, "float16": 5e-4, "tf32": 1e-3, "float32": 2e-6}  # three roundings of half a unit in the last place
+BOUND = {
+    "bfloat16": 4e-3,
+    "float16": 5e-4,
+    "tf32": 1e-3,
+    "float32": 2e-6,
+}  # three roundings of half a unit in the last place
 
 
 def name_of(part):

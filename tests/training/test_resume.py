@@ -21,7 +21,16 @@ import test_rewards
 import test_sft
 import test_shards
 from oracles import (
-    RUN_CONFIG, RUN_MODEL, Crash, assert_same_run, changed, contents, error_of, run_text, seal, stopped_at,
+    RUN_CONFIG,
+    RUN_MODEL,
+    Crash,
+    assert_same_run,
+    changed,
+    contents,
+    error_of,
+    run_text,
+    seal,
+    stopped_at,
 )  # fmt: skip
 
 import konigsberg
