@@ -13,8 +13,8 @@
 //       bits of a tf32.
 //
 // (PTX ISA, "ldmatrix" and "Matrix fragments for mma".) All 32 lanes must call a function together, by the same call in
-// the text. ldmatrix and mma<__half> need compute capability 7.5, the others 8.0. Nothing here orders memory: put __syncthreads() or
-// __syncwarp() between writing shared memory and ldmatrix. Products are exact, but a GPU does not specify the order and
+// the text. ldmatrix and mma<__half> need compute capability 7.5, the others 8.0. Nothing here orders memory: put
+// __syncthreads() or __syncwarp() between writing shared memory and ldmatrix. Products are exact, but a GPU does not specify the order and
 // the precision of their sum. The CPU adds in double and rounds once: both agree bitwise if every sum is exact in float,
 // as for small integers, and to about float's precision otherwise.
 #pragma once

@@ -290,6 +290,7 @@ def test_an_overflow_leaves_no_trace_but_a_smaller_loss_scale(optimizer):
         with engine.Step(model, state, config, 4, micro=2) as take_step:
             steps = [np.append(*take_step(*batch(time, 4, time))) for time in (9, 33, 9)]
             gradient = take_step.whole_gradient().flat
+            np.testing.assert_allclose(np.linalg.norm(gradient), steps[-1][-1], rtol=1e-5)
             found.append([np.array(steps), gradient, *(x.host().flat for x in (model.params, state.m, state.v))])
         scale, steps = take_step.info["loss_scale"]
         assert 1 < scale < 2**40 and (steps, state.step) == (3, 3)
