@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.gpu_step import AGREE, PEER, ROUNDS, STEPS, US, Take, agreeing, batch, in_turns, ours, row_of, theirs
 from nanoeuler_lib.config import ModelConfig, preset
-from nanoeuler_lib.engine import flash
+from nanoeuler_lib.engine import flash, program
 from tools.notebooks.results import FOLDER, ROOT, machine, save
 
 WITHOUT = "NanoEuler, NANOEULER_ARCH=80"
@@ -29,12 +29,14 @@ ROWS, PRECISION = 64, "bfloat16"
 class Worker:
     """A process that takes steps when told to: `worker(number, batch)` is a `Take`, whose batch it makes itself.
 
-    said: what it writes when it is ready, among it the kernel of attention.
+    said: what it writes when it is ready, among it the kernel of attention. arch: NANOEULER_ARCH in the process.
     """
 
-    def __init__(self, who: str, config: ModelConfig, rows: int, where: str):
-        task = json.dumps({"who": who, "config": config.to_dict(), "rows": rows, "where": where})
-        environment = os.environ | ({"NANOEULER_ARCH": "80"} if who == WITHOUT else {})
+    def __init__(
+        self, who: str, config: ModelConfig, rows: int, where: str, precision: str = PRECISION, arch: str = ""
+    ):
+        given = {"who": who, "config": config.to_dict(), "rows": rows, "where": where, "precision": precision}
+        task, environment = json.dumps(given), os.environ | {"NANOEULER_ARCH": arch}
         command = [sys.executable, "-m", "benchmarks.gpu_arch80", "--worker", task]
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         self.process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
@@ -61,9 +63,9 @@ def work(task: str) -> None:
     config, rows, where = ModelConfig.from_dict(given["config"]), given["rows"], given["where"]
     batches = [batch(config, rows, number) for number in range(AGREE + STEPS)]
     mode = {"mode": None} if given["who"] == PEER else {}
-    take: Take = (theirs if mode else ours)(config, PRECISION, rows, where, **mode)
+    take: Take = (theirs if mode else ours)(config, given["precision"], rows, where, **mode)
     on = flash.card(where)
-    kernel = flash.tile("__nv_bfloat16", config.head_dim, config.context, on).kernel
+    kernel = flash.tile(program.NUMBER[given["precision"]], config.head_dim, config.context, on).kernel
     answer({"attention": kernel, "capability": on.capability})
     for line in sys.stdin:
         number = int(line)
@@ -77,7 +79,9 @@ def answer(value) -> None:
 
 def measure(config: ModelConfig, rows: int, rounds: int, where: str = "gpu") -> dict:
     """The row: seconds of a step by contestant, and the kernel of attention of both engines."""
-    workers = {name: Worker(name, config, rows, where) for name in (US, WITHOUT, PEER)}
+    workers = {
+        name: Worker(name, config, rows, where, arch=arch) for name, arch in ((US, ""), (WITHOUT, "80"), (PEER, ""))
+    }
     try:
         batches = [None] * (AGREE + STEPS)
         losses = agreeing(workers, batches[:AGREE], PRECISION)

@@ -55,10 +55,10 @@ class Gpu:
         return self.processors * self.clock * 1e9 * self.flops
 
 
-# With float32 sums, as the kernels add, a GeForce GPU does half as many flops as with float16 sums. The A100 has 40 GB;
-# the H100 is the SXM module.
+# With float32 sums, as the kernels add, a GeForce GPU does half as many flops as with float16 sums, a T4 as many. The
+# A100 has 40 GB; the H100 is the SXM module.
 GPUS = (
-    Gpu("T4", 75, 16, 64, 40, 1.59, 128, 320, "T4"),
+    Gpu("T4", 75, 16, 64, 40, 1.59, 1024, 320, "T4"),
     Gpu("A100", 80, 40, 163, 108, 1.41, 2048, 1555, "A100"),
     Gpu("RTX 3060", 86, 12, 99, 28, 1.777, 512, 360, "GA102"),
     Gpu("RTX 4070", 89, 12, 99, 46, 2.475, 512, 504, "Ada"),
@@ -199,10 +199,11 @@ def kernels_table() -> str:
 
 def memory_table() -> str:
     """Return the rows of `base` and `large` that fit at a time into each memory, by precision."""
-    pairs = [(name, precision) for name in ("base", "large") for precision in ("bfloat16", "float32")]
-    lines = ["memory " + "".join(f"{f'{name}, {precision}':>17}" for name, precision in pairs)]
+    kinds = {"16 bits": "float16", "float32": "float32"}  # bfloat16 takes what float16 does
+    pairs = [(name, kind) for name in ("base", "large") for kind in kinds]
+    lines = ["memory " + "".join(f"{f'{name}, {kind}':>17}" for name, kind in pairs)]
     for size in MEMORIES:
-        fit = (rows_at_a_time(preset(name), precision, int(FREE * size * 2**30)) for name, precision in pairs)
+        fit = (rows_at_a_time(preset(name), kinds[kind], int(FREE * size * 2**30)) for name, kind in pairs)
         lines.append(f"{size:3} GB " + "".join(f"{rows or '-':>17}" for rows in fit))
     return "\n".join(lines)
 

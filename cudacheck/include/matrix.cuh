@@ -13,8 +13,8 @@
 //       bits of a tf32.
 //
 // (PTX ISA, "ldmatrix" and "Matrix fragments for mma".) All 32 lanes must call a function together, by the same call in
-// the text. ldmatrix needs compute capability 7.5, the others 8.0. Nothing here orders memory: put __syncthreads() or
-// __syncwarp() between writing shared memory and ldmatrix. Products are exact, but a GPU does not specify the order and
+// the text. ldmatrix and mma<__half> need compute capability 7.5, the others 8.0. Nothing here orders memory: put
+// __syncthreads() or __syncwarp() between writing shared memory and ldmatrix. Products are exact, but a GPU does not specify the order and
 // the precision of their sum. The CPU adds in double and rounds once: both agree bitwise if every sum is exact in float,
 // as for small integers, and to about float's precision otherwise.
 #pragma once
@@ -59,10 +59,10 @@ NE_WARP_FUNCTION int lane_number() {
   }
 
 template <class T> NE_WARP_FUNCTION void mma(float* d, const unsigned* a, const unsigned* b, NE_LINE) {
-  static_assert(nanoeuler_runtime::packed<T> == 0, "mma multiplies __nv_bfloat16, __half or tf32, from compute capability 8.0 on");
+  static_assert(nanoeuler_runtime::packed<T> == 0, "mma multiplies __nv_bfloat16, __half or tf32, from compute capability 8.0 on (__half: 7.5)");
 }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+#if NE_ARCH >= 800
 
 #define NE_MMA(T, SHAPE)                                                                                              \
   template <> NE_WARP_FUNCTION void mma<T>(float* d, const unsigned* a, const unsigned* b, int) {                     \
@@ -78,6 +78,16 @@ NE_WARP_FUNCTION unsigned to_tf32(float x) {
   unsigned rounded;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
   return rounded;
+}
+
+#elif NE_ARCH >= 750  // its instruction has half as many columns of a
+
+template <> NE_WARP_FUNCTION void mma<__half>(float* d, const unsigned* a, const unsigned* b, int) {
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[2 * i]), "r"(a[2 * i + 1]), "r"(b[i]));
 }
 
 #endif

@@ -18,6 +18,14 @@
 //                                             before it can be read (programmatic dependent launch, from 9.0 on)
 //   launch_dependents()                       let the next launch begin once all blocks have called this. Both do
 //                                             nothing on the CPU, where a launch ends before the next one begins.
+#ifdef NANOEULER_ARCH  // 75: use no instruction that compute capability 7.5 lacks, on any GPU and in the checker
+#define NE_ARCH (10 * NANOEULER_ARCH)
+#elif defined(__CUDA_ARCH__)
+#define NE_ARCH __CUDA_ARCH__
+#else
+#define NE_ARCH 1000
+#endif
+
 #ifdef __CUDACC__
 
 #define NE_COPY(NAME, CACHE, SIZES, WORDS)                                                                            \
@@ -25,14 +33,18 @@
     static_assert(SIZES, WORDS);                                                                                   \
     NE_ASYNC_OR_PLAIN(CACHE)                                                                                          \
   }
-#if __CUDA_ARCH__ >= 800
+#if NE_ARCH >= 800
 #define NE_ASYNC_OR_PLAIN(CACHE)                                                                                      \
   unsigned address = (unsigned)__cvta_generic_to_shared(shared);                                                   \
   asm volatile("cp.async." CACHE ".shared.global [%0], [%1], %2, %3;"                                              \
                ::"r"(address), "l"(global), "n"(BYTES), "r"(given) : "memory");
 #else
 #define NE_ASYNC_OR_PLAIN(CACHE)                                                                                      \
-  for (int i = 0; i < BYTES; i++) ((char*)shared)[i] = i < given ? ((const char*)global)[i] : 0;
+  struct alignas(BYTES) Whole { char bytes[BYTES]; } v = {}; /* so that loads need not wait for earlier stores */      \
+  if (given == BYTES) v = *(const Whole*)global;                                                                      \
+  else                                                                                                                \
+    for (int i = 0; i < given; i++) v.bytes[i] = ((const char*)global)[i];                                            \
+  *(Whole*)shared = v;
 #endif
 
 __device__ __forceinline__ void prefetch_to_L2(const void* address) {
@@ -52,13 +64,13 @@ __device__ __forceinline__ void launch_dependents() {
 }
 
 __device__ __forceinline__ void copy_async_commit() {
-#if __CUDA_ARCH__ >= 800
+#if NE_ARCH >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
 template <int GROUPS> __device__ __forceinline__ void copy_async_wait() {
-#if __CUDA_ARCH__ >= 800
+#if NE_ARCH >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 #endif
 }
@@ -72,6 +84,7 @@ template <int GROUPS> __device__ __forceinline__ void copy_async_wait() {
     static_assert(SIZES, WORDS);                                                                                   \
     if (given < 0 || given > BYTES) runtime::fail("copy_async: given must be 0 to BYTES", line);     \
     runtime::async_copy(shared, global, BYTES, given, line);                                                                \
+    if (NE_ARCH < 800) runtime::async_commit(), runtime::async_wait(0);                                               \
   }
 RAW static inline void prefetch_to_L2(const void*) {}
 RAW static inline void grid_dependency_wait() {}

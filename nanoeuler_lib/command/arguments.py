@@ -420,7 +420,7 @@ def _run(p, only_cpu=False):
 def _device(p, default="default cpu", never=""):
     text = "cpu; gpu, or gpu:1 for the second; auto: a GPU if one can run the model; checked: the GPU's code on the "
     add(p, "--device NAME", str, None, f"{text}CPU, with every memory access checked, slow ({default})")
-    text = "GPU matmuls in float32, tf32 or bfloat16 (default: bfloat16 if supported)"
+    text = "GPU matmuls in float32, tf32, bfloat16 or float16 (default: bfloat16, on compute capability 7.5 float16)"
     add(p, "--precision NAME", str, None, text + never)
 
 

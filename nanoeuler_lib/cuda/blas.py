@@ -4,8 +4,8 @@
     launch()                                                  # c += a^T b
     product(d, a, b, alpha=2.0, plus=c, beta=-3.0)()          # d = 2 a b - 3 c
 
-Matrices are row-major, in float32 or in bfloat16 stored as uint16; sums are always float32. Rows need not be adjacent,
-as in a view of some columns. An array with three axes is a stack of matrices, which one launch multiplies.
+Matrices are row-major, in float32, float16 or in bfloat16 stored as uint16; sums are always float32. Rows need not be
+adjacent, as in a view of some columns. An array with three axes is a stack of matrices, which one launch multiplies.
 """
 
 import ctypes
@@ -105,7 +105,7 @@ def product(
     """Return a launch of c = op(a) op(b), of c += op(a) op(b) with `add`, or of c = alpha op(a) op(b) + beta plus.
 
     c: [M, N], float32 or of the type of a and b; a: [M, K], or [K, M] with transpose_a; b: [K, N], or [N, K] with
-    transpose_b; both float32 or both bfloat16 (uint16). In a stack, each array has an axis [n] before these. plus:
+    transpose_b; both float32, float16 or bfloat16 (uint16). In a stack, each array has an axis [n] before these. plus:
     [M, N], of the type of c, in other memory than c; tf32: on the GPU, round float32 to TF32 for tensor cores;
     small_clusters: choose the algorithm of cuBLASLt with the smallest thread-block clusters. (On an H100 shared with
     another process, a kernel with clusters of eight blocks crashed Muon's update with an illegal instruction within
@@ -118,8 +118,9 @@ def product(
     if inner != deep or c.shape[-2:] != (rows, columns) or not (a.shape[:-2] == b.shape[:-2] == stack):
         raise NanoEulerError(f"shapes must be c [M, N] = a [M, K] b [K, N], got c {c.shape}, a {a.shape}, b {b.shape}")
     kinds = [str(x.dtype) for x in (c, a, b)]
-    if kinds[1] not in ("float32", "uint16") or kinds[2] != kinds[1] or kinds[0] not in ("float32", kinds[1]):
-        raise NanoEulerError(f"a and b must both be float32 or uint16, and c of their type or float32, got {kinds}")
+    if kinds[1] not in TYPE or kinds[2] != kinds[1] or kinds[0] not in ("float32", kinds[1]):
+        types = "float32, float16 or uint16"
+        raise NanoEulerError(f"a and b must both be {types}, and c of their type or float32, got {kinds}")
     if plus is not None and (add or plus.shape != c.shape or plus.dtype != c.dtype):
         got = f"{plus.dtype} {plus.shape}, add={add}"
         raise NanoEulerError(f"plus must be {kinds[0]} {c.shape}, as c, and given without add, got {got}")
@@ -130,16 +131,21 @@ def product(
 
 
 def _cpu(p: Product) -> None:
-    a, b, plus = (from_bfloat16(x) if x is not None and x.dtype == np.uint16 else x for x in (p.a, p.b, p.plus))
+    a, b, plus = (None if x is None else _as_float32(x) for x in (p.a, p.b, p.plus))
     a, b = (x.swapaxes(-1, -2) if turned else x for x, turned in ((a, p.transpose_a), (b, p.transpose_b)))
-    result = np.float32(p.alpha) * (a @ b)
-    if plus is not None:
-        result += np.float32(p.beta) * plus
-    p.c[...] = to_bfloat16(result) if p.c.dtype == np.uint16 else result
+    with np.errstate(over="ignore", invalid="ignore"):  # a number too large for float16 becomes infinite, as on a GPU
+        result = np.float32(p.alpha) * (a @ b)
+        if plus is not None:
+            result += np.float32(p.beta) * plus
+        p.c[...] = to_bfloat16(result) if p.c.dtype == np.uint16 else result
+
+
+def _as_float32(x):
+    return from_bfloat16(x) if x.dtype == np.uint16 else x.astype(np.float32, copy=False)
 
 
 # Constants of cuBLASLt: cudaDataType, cublasComputeType_t, and attributes of a product, a layout and a search.
-TYPE = {"float32": 0, "uint16": 14}
+TYPE = {"float32": 0, "float16": 2, "uint16": 14}
 COMPUTE, COMPUTE_TF32, SCALE = 68, 77, TYPE["float32"]
 TRANSA, TRANSB = 3, 4
 BATCH_COUNT, BATCH_OFFSET = 5, 6  # of a layout: the matrices in a stack, and the distance of two in numbers

@@ -95,17 +95,25 @@ def check_cupy() -> None:
     )
 
 
+def wanted_arch() -> str:
+    """Return the environment variable NANOEULER_ARCH, "" if it is not set. Raises NanoEulerError for unknown values.
+
+    75: use no instruction that compute capability 7.5 lacks; 80: none of Hopper's; 90: all that the GPU has.
+    """
+    wanted = os.environ.get("NANOEULER_ARCH", "")
+    if wanted not in ("", "75", "80", "90"):
+        raise NanoEulerError(f"NANOEULER_ARCH must be 75, 80 or 90, got {wanted!r}")
+    return wanted
+
+
 @functools.cache
 def hopper() -> bool:
     """Return whether kernels are compiled for sm_90a (for wgmma): true on a GPU of compute capability 9.0.
 
-    The environment variable NANOEULER_ARCH=80 makes it false there too; the emulation in `hopper.cuh` then replaces the
-    Hopper instructions. Raises NanoEulerError if that variable is not 80 or 90.
+    The environment variable NANOEULER_ARCH=80 or 75 makes it false there too; the emulation in `hopper.cuh` then
+    replaces the Hopper instructions. Raises NanoEulerError as `wanted_arch` does.
     """
-    wanted = os.environ.get("NANOEULER_ARCH", "")
-    if wanted not in ("", "80", "90"):
-        raise NanoEulerError(f"NANOEULER_ARCH must be 80 or 90, got {wanted!r}")
-    if device() == "cpu" or wanted == "80":
+    if wanted_arch() in ("75", "80") or device() == "cpu":
         return False
     import cupy
 
@@ -115,13 +123,15 @@ def hopper() -> bool:
 def capability() -> int:
     """Return the compute capability, times 10, whose instructions kernels may use (75, 80, 86, ...); 86 on the CPU.
 
-    On a GPU of compute capability 9.0, NANOEULER_ARCH=80 makes it 80; see `hopper`.
+    On a GPU of compute capability 9.0, NANOEULER_ARCH=80 makes it 80; on any newer GPU, 75 makes it 75.
     """
     if device() == "cpu":
         return ON_CPU
     import cupy
 
     found = int(cupy.cuda.Device().compute_capability)
+    if wanted_arch() == "75":
+        return min(found, 75)
     return 80 if found == 90 and not hopper() else found
 
 
@@ -244,6 +254,8 @@ def _compile_for_gpu(owner: Module, text: Text, macros: list[str]) -> dict:
     options = ("-std=c++17", f"-I{compiler.INCLUDE}", f"-I{KERNELS}", f"-DNANOEULER_HEADERS=0x{digest}")
     if hopper():
         options += ("-arch=sm_90a",)
+    if wanted_arch() == "75":  # an -arch would be overridden by CuPy's own, which comes after it
+        options += ("-DNANOEULER_ARCH=75",)
     mangled = [s.name for s in owner.signatures.values() if s.mangled]
     options += tuple(f"-D{m}" for m in macros)
     try:

@@ -13,7 +13,8 @@ This compiles the cell for `cuda.device()` and binds `twice`; the next cell call
     -D NAME=VALUE  define a macro
     -i 'k<4>'      compile a template instance, under the name k_4
 
-A cell that multiplies with `mma`, which GPUs of compute capability 7.5 lack, runs in the checker on the CPU there.
+A cell that multiplies with `mma` runs in the checker on the CPU if the GPU has compute capability 7.5, where `mma`
+exists for __half only.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import shlex
 from nanoeuler_lib.cuda import launch
 from nanoeuler_lib.errors import NanoEulerError
 
-MMA = re.compile(r"\bmma<")
+MMA = re.compile(r"\bmma<(?!__half>)")
 TOO_OLD = "needs compute capability {} or newer; this GPU has {}"
 
 

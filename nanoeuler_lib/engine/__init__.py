@@ -6,9 +6,10 @@ launches in a list (`program.py`). A list is recorded once for each shape; on a 
 run on. Without a GPU, the same lists run in the CPU runtime, which checks every memory access. That is slow and meant
 for small models; the tests use it.
 
-precision: "float32"; "tf32", whose products round float32 to 10 mantissa bits; "bfloat16", whose products multiply
-bfloat16 copies of the weights. In all three, everything that is summed over steps or layers is float32: the weights
-that the optimiser updates, its moments, gradients of weights, the residual stream, norms and losses. Chapter 29.
+precision: "float32"; "tf32", whose products round float32 to 10 mantissa bits; "bfloat16" and "float16", whose products
+multiply copies of the weights in 16 bits. Everything that is summed over steps or layers is float32 in all of them: the
+weights that the optimiser updates, its moments, gradients of weights, the residual stream, norms and losses. float16 is
+for GPUs without bfloat16; its gradients need a loss scale (`loss_scale.py`). Chapter 29.
 
 `program.py` records the lists; `flash.py`, `flash_backward.py` and `embedding.py` hold its larger launches.
 `memory.py`: parameters, moments and the plan of all buffers. `gpt.py`: the model. `step.py`: a training step and its

@@ -8,7 +8,7 @@ import numpy as np
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.config import ModelConfig
-from nanoeuler_lib.engine import program
+from nanoeuler_lib.engine import flash, program
 from nanoeuler_lib.engine.memory import mapped, pinned, upload
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model.decoder import check_room
@@ -20,23 +20,34 @@ UNIFORMS = 1024  # random numbers that are uploaded at a time
 SLOTS = 4  # rounds whose results stay readable for the host
 
 
-def draws(config: ModelConfig, ahead: int) -> bool:
+def most_rows(config: ModelConfig, on: flash.Card) -> int:
+    """Return the most tokens per launch, ROWS or fewer, that fit into the shared memory of a block.
+
+    For each token, `project` holds up to F inputs and 140 other numbers there, and `project_glu` D inputs and 268.
+    """
+    each = 4 * max(config.ffn + 140, config.dim + 268)
+    return max(rows for rows in program.TOGETHER if rows == 1 or rows * each <= on.shared)
+
+
+def draws(config: ModelConfig, ahead: int, on: flash.Card) -> bool:
     """Return whether `Decoder.rounds` works: a block can sort the logits, a round fits into half of the context."""
-    return config.vocab_size <= MOST_SORTED and ahead < min(ROWS, config.context - config.context // 2)
+    most = min(most_rows(config, on), config.context - config.context // 2)
+    return config.vocab_size <= MOST_SORTED and ahead < most
 
 
 class Decoder:
     """Run the model incrementally on the GPU, with the interface of `decoder.Decoder`.
 
     The decoder copies the weights transposed, with the gains of RMSNorm multiplied in, in the model's precision; so
-    make a new decoder when the weights change. A cache holds the keys and values of the tokens seen. Up to ROWS tokens
-    are processed at a time, and their number does not affect the results. ahead: number of later prediction heads whose
-    logits are computed too.
+    make a new decoder when the weights change. A cache holds the keys and values of the tokens seen. Up to `most_rows`
+    tokens are processed at a time, and their number does not affect the results. ahead: number of later prediction
+    heads whose logits are computed too.
     """
 
     def __init__(self, owner, ahead: int = 0):
         c, self.config, self.program = owner.config, owner.config, owner.program
         self.length, self.ahead, self.number = 0, ahead, owner.program.number
+        self.rows = most_rows(c, owner.program.on)
         self.xp = xp = cuda.array_module(owner.program.where)
         p, matrices = owner.params, {}  # each [inputs, outputs] and the gain before it, in the order of use
         for i in range(c.layers):
@@ -81,15 +92,15 @@ class Decoder:
         """Append tokens [T]; return range(T), their places for `logits` until the next call. Raises as `feed` does."""
         check_room(self.config, self.length, tokens)
         pieces = []
-        for start in range(0, len(tokens), ROWS):
-            some = tokens[start : start + ROWS]
+        for start in range(0, len(tokens), self.rows):
+            some = tokens[start : start + self.rows]
             self.sent[0], self.sent[1 : 1 + len(some)] = self.length, some
             launches = self._list(len(some))
             program.run(launches)
             program.wait(launches)
             self.length += len(some)
             logits = self.received[: len(some)]
-            pieces.append(logits.copy() if len(tokens) > ROWS else logits)
+            pieces.append(logits.copy() if len(tokens) > self.rows else logits)
         self.all_logits = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         return range(len(tokens))
 

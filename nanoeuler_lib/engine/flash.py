@@ -42,8 +42,15 @@ class Card:
 
     @property
     def has_mma(self) -> bool:
-        """Whether kernels can multiply on tensor cores: `mma` and asynchronous copies exist from 8.0 on."""
+        """Whether tensor cores multiply bfloat16 and TF32, and copies can be asynchronous: both exist from 8.0 on."""
         return self.capability >= 80
+
+    def expect_cores(self, number: str) -> None:
+        """Raise NanoEulerError if tensor cores do not multiply a C++ type; "float" stands for TF32."""
+        least = 75 if number == "__half" else 80
+        if self.capability < least:
+            what = {"float": "TF32", "__half": "float16"}.get(number, "bfloat16")
+            raise NanoEulerError(f"{what} needs compute capability {least / 10} or later, this GPU has {self.version}")
 
     @property
     def version(self) -> str:
@@ -53,14 +60,17 @@ class Card:
 
 @functools.cache
 def card(where: str | None = None) -> Card:
-    """Return the GPU's properties; on the CPU, those of capability 8.6. NANOEULER_ARCH=80 hides Hopper's wgmma."""
+    """Return the GPU's properties; on the CPU, those of capability 8.6.
+
+    NANOEULER_ARCH=80 hides Hopper's wgmma; 75 hides all that a T4 lacks, also its larger shared memory.
+    """
     if (where or cuda.device()) == "cpu":
         return Card(launch.ON_CPU if where else launch.capability(), 99 * 1024)
     import cupy
 
-    attributes = cupy.cuda.Device().attributes
+    attributes, capability = cupy.cuda.Device().attributes, launch.capability()
     shared, processors = (attributes[name] for name in ("MaxSharedMemoryPerBlockOptin", "MultiProcessorCount"))
-    return Card(launch.capability(), shared, processors)
+    return Card(capability, min(shared, 64 << 10) if capability == 75 else shared, processors)
 
 
 @dataclass(frozen=True)
@@ -123,9 +133,8 @@ def tile(number: str, width: int, time: int, on: Card, tf32: bool = False) -> Ti
     Raises NanoEulerError if the GPU has no tensor-core instructions for this type.
     """
     cores = number != "float" or tf32
-    if cores and not on.has_mma:
-        what = {"float": "TF32", "__half": "float16"}.get(number, "bfloat16")
-        raise NanoEulerError(f"{what} needs compute capability 8.0 or later, this GPU has {on.version}")
+    if cores:
+        on.expect_cores(number)
     if number != "float" and on.capability == 90 and width in HOPPER:
         return _hopper_tile(number, width, *HOPPER[width])
     few, many, long = (SIXTEEN_BITS if number != "float" else TF32 if tf32 else PLAIN)[width]

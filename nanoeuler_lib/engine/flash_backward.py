@@ -99,8 +99,9 @@ def backward(
     where, on = where or cuda.device(), on or card(where)
     number, B, T, C = _checked_shapes(out, lse, qkv, heads, groups)
     _check_arrays(dqkv, delta, dout, lse, qkv, out, tables, work, C)
-    _check_number(number, tf32, on)
     cores = number != "float" or tf32
+    if cores:
+        on.expect_cores(number)
     size, turn = qkv.dtype.itemsize, tables is not None
     of_queries, of_keys = tiles(size, C, T, on.shared, cores)
     if work is not None:  # dS needs shared memory as well
@@ -147,14 +148,6 @@ def _names(number: str, cores: bool, C: int, of_queries: Tile, of_keys: Tile, tu
 @functools.cache
 def _module(names: tuple[str, ...], where: str, checked: bool) -> cuda.Module:
     return cuda.module(cuda.KERNELS / "attention_backward.cu", where=where, checked=checked, instantiate=names)
-
-
-def _check_number(number: str, tf32: bool, on: Card) -> None:
-    if number == "__half":
-        raise NanoEulerError("qkv must be bfloat16 (or uint16) or float32 in the backward pass, got float16")
-    if (number != "float" or tf32) and not on.has_mma:
-        what = "TF32" if tf32 else "bfloat16"
-        raise NanoEulerError(f"{what} needs compute capability 8.0 or later, this GPU has {on.version}")
 
 
 def _check_arrays(dqkv, delta, dout, lse, qkv, out, tables, work, C: int) -> None:

@@ -9,6 +9,7 @@ from nanoeuler_lib import cuda, model, ops
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.engine import flash, program, unfused
 from nanoeuler_lib.engine.decode import Decoder, draws
+from nanoeuler_lib.engine.loss_scale import LossScale
 from nanoeuler_lib.engine.memory import (
     SMALLER,
     Block,
@@ -19,6 +20,7 @@ from nanoeuler_lib.engine.memory import (
     free_bytes,
     gib,
     layout,
+    products_type,
     room_for,
     upload,
 )
@@ -51,7 +53,7 @@ class GPT(model.GPT):
         self._plans, self._plan, self._block = {}, None, None
         self.kernels, self._unfused = kernels, None
         self.program = program.Program(config, precision, where, checked, on)
-        self.half = np.dtype(np.uint16 if precision == "bfloat16" else np.float32)
+        self.half = products_type(precision)
         size = self._bytes_of_weights()
         with room_for(f"a model of {self.size:,} parameters", size, self.program.where, SMALLER):
             self._take_memory()
@@ -186,7 +188,7 @@ class GPT(model.GPT):
 
     def draws(self, propose: int) -> bool:
         """Return whether a decoder of this model can sample on the GPU with so many proposals: `Decoder.rounds`."""
-        return 0 <= propose < self.config.predict and draws(self.config, propose)
+        return 0 <= propose < self.config.predict and draws(self.config, propose, self.program.on)
 
     def decoder(self, ahead: int = 0) -> "Decoder":
         """Return a new decoder of this model that also computes the logits of the first `ahead` later heads."""
@@ -206,9 +208,13 @@ class GPT(model.GPT):
         weights = head_weights(self.config) if weights is None else weights
         scale, grads = loss_scale(targets, weights), Parameters(self.config, self.program.where)
         backward(self.weights, grads, plan, plan.tokens, plan.targets, plan.scale)
-        back = plan.program.take()
-        plan.put(tokens, targets, scale)
-        plan.sort(tokens)
-        program.run(trunk)
-        program.run(back)
-        return float((download(plan.losses) * scale).sum(dtype=np.float64)), grads.host()
+        back, scaled = plan.program.take(), LossScale() if self.precision == "float16" else LossScale(1)
+        while True:
+            plan.put(tokens, targets, scale * scaled.value)
+            plan.sort(tokens)
+            program.run(trunk)
+            program.run(back)
+            loss, found, used = float((download(plan.losses) * scale).sum(dtype=np.float64)), grads.host(), scaled.value
+            if scaled.accepts(np.abs(found.flat).max(), loss):
+                found.flat /= used
+                return loss, found

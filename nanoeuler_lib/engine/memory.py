@@ -17,7 +17,7 @@ from nanoeuler_lib.model import optim, parameter_shapes
 from nanoeuler_lib.model.plan import Array, Layer, StepBuffers
 from nanoeuler_lib.ops import reference
 
-ALIGN = 64  # numbers; so a tensor begins at a multiple of 256 bytes (128 in bfloat16)
+ALIGN = 64  # numbers; so a tensor begins at a multiple of 256 bytes (128 in 16 bits)
 SMALLER = "take a smaller model (--preset, --dim, --layers), or --device cpu"
 RESERVED = 192 << 20  # bytes of GPU memory set aside for kernels, CUDA graphs and cuBLASLt's work space
 LOGIT_ROWS = 256  # positions whose logits are computed at a time if they fit into no other buffer
@@ -74,8 +74,10 @@ def upload(to, values) -> None:
 
 
 def download(array) -> np.ndarray:
-    """Return a device array as a new NumPy array; bfloat16 becomes float32."""
+    """Return a device array as a new NumPy array; bfloat16 and float16 become float32."""
     host = array.copy() if isinstance(array, np.ndarray) else array.get()
+    if host.dtype == np.float16:
+        return host.astype(np.float32)
     return from_bfloat16(host) if host.dtype == np.uint16 else host
 
 
@@ -97,6 +99,11 @@ def mapped(where: str, shape: tuple[int, ...], dtype) -> tuple[np.ndarray, Any]:
 
     memory = cupy.cuda.UnownedMemory(host.ctypes.data, host.nbytes, host, cupy.cuda.Device().id)
     return host, cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+def products_type(precision: str) -> np.dtype:
+    """Return the type of the numbers that products multiply; bfloat16 is stored as its bits, uint16."""
+    return np.dtype({"bfloat16": np.uint16, "float16": np.float16}.get(precision, np.float32))
 
 
 def layout(config: ModelConfig) -> tuple[dict[str, int], int, int]:
@@ -142,10 +149,13 @@ class Parameters(model.Parameters):
 
 
 class AdamW:
-    """Hold both moments of every parameter in device memory; Muon keeps the momentum of its matrices in `m`."""
+    """Hold both moments of every parameter in device memory; Muon keeps the momentum of its matrices in `m`.
+
+    loss_scale: the arguments of the `LossScale` with which a run in float16 begins; () for a new run.
+    """
 
     def __init__(self, shape: ModelConfig, config: TrainConfig, where: str):
-        self.config, self.step = config, 0
+        self.config, self.step, self.loss_scale = config, 0, ()
         with room_for("AdamW's state", 8 * layout(shape)[2], where, SMALLER):
             self.m, self.v = Parameters(shape, where), Parameters(shape, where)
 
@@ -154,14 +164,14 @@ class AdamW:
         """Return a copy of an optimiser's state in device memory."""
         state = cls(shape, host.config, where)
         state.m.fill(host.m), state.v.fill(host.v)
-        state.step = host.step
+        state.step, state.loss_scale = host.step, getattr(host, "loss_scale", ())
         return state
 
 
 def shapes(config: ModelConfig, batch: int, time: int, keep_x: bool = False, processors: int = 2):
     """Return the shapes and types of a step's buffers in three dicts: for each layer, for the whole step, and scratch.
 
-    N = B T positions. Type "n" is the type that products multiply (float32 or bfloat16), "f" is float32, "i" int32. All
+    N = B T positions. Type "n" is the type that products multiply (`products_type`), "f" is float32, "i" int32. All
     layers share one buffer x for the residual stream, because a norm's backward pass needs only its output y. With
     `keep_x`, for kernels that read x, each norm keeps its own. processors: multiprocessors of the GPU.
     """
@@ -245,7 +255,7 @@ def muon_shapes(groups: Mapping[tuple[int, int], list]) -> dict[str, tuple]:
 
 def muon_work(groups: Mapping[tuple[int, int], list], precision: str, where: str) -> SimpleNamespace:
     """Allocate Muon's scratch space (`muon_shapes`) on the device, and copy the groups there: (R, C, places [n, 2])."""
-    types = {"n": np.dtype(np.uint16 if precision == "bfloat16" else np.float32), "f": np.dtype(np.float32)}
+    types = {"n": products_type(precision), "f": np.dtype(np.float32)}
     xp = cuda.array_module(where)
     work = {name: xp.zeros(shape, types[kind]) for name, (kind, shape) in muon_shapes(groups).items()}
     return SimpleNamespace(**work, groups=[(*shape, xp.asarray(places, np.int32)) for shape, places in groups.items()])
@@ -257,9 +267,9 @@ def bytes_needed(
     """Return the bytes of `states` (weights, copies, gradients, moments) and of `buffers` for [batch, time] tokens."""
     count = sum(-(-math.prod(shape) // ALIGN) * ALIGN for shape in parameter_shapes(config).values())
     buffers = sum(room(*one) for one in buffers_of(config, batch, time, precision, keep_x).values())
-    copies = 2 if precision == "bfloat16" else 0
+    size = {"n": products_type(precision).itemsize, "f": 4}
+    copies = 2 if size["n"] == 2 else 0
     if optimizer == "muon":
-        size = {"n": 2 if precision == "bfloat16" else 4, "f": 4}
         buffers += sum(size[kind] * count for kind, count in muon_shapes(muon_groups(config)).values())
     return {"states": count * (16 + copies), "buffers": buffers}
 
@@ -268,11 +278,10 @@ def buffers_of(
     config: ModelConfig, batch: int, time: int, precision: str, keep_x: bool = False, processors: int = 2
 ) -> dict[tuple[str, int], tuple[tuple, np.dtype]]:
     """Return shape and dtype of each buffer with its own memory, by name and layer (0 for the whole step's)."""
-    half = np.uint16 if precision == "bfloat16" else np.float32
-    types = {"n": np.dtype(half), "f": np.dtype(np.float32), "i": np.dtype(np.int32)}
+    types = {"n": products_type(precision), "f": np.dtype(np.float32), "i": np.dtype(np.int32)}
     layer, step, scratch = shapes(config, batch, time, keep_x, processors)
     elsewhere, buffers = housed_in(step | scratch), {}
-    if precision != "bfloat16":
+    if types["n"] == np.float32:
         elsewhere["dx_half"] = "dx_full"
     for part, times in ((layer, config.layers), (step, 1), (scratch, 1)):
         for name, (kind, *shape) in part.items():

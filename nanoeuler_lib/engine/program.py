@@ -26,7 +26,8 @@ from nanoeuler_lib.engine import flash, flash_backward
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops.reference import MOVE, QUINTIC, SCHULZ_STEPS, SMALLEST
 
-NUMBER = {"float32": "float", "tf32": "float", "bfloat16": "__nv_bfloat16"}
+NUMBER = {"float32": "float", "tf32": "float", "bfloat16": "__nv_bfloat16", "float16": "__half"}
+NEEDS = {"tf32": 80, "bfloat16": 80, "float16": 75}  # compute capability, times 10
 THREADS = 256  # threads per block in kernels whose threads are independent
 BLOCKS = 32  # such blocks per multiprocessor: enough to keep all of its threads busy
 LOGITS = 256  # threads per block for a row of logits: while some blocks wait at a barrier, others load
@@ -170,9 +171,9 @@ def check_config(config: ModelConfig, precision: str, on: flash.Card) -> None:
         raise NanoEulerError(f"precision must be one of {', '.join(NUMBER)}, got {precision!r}")
     if isinstance(config, GPT2Config):
         raise NanoEulerError("the engine has no kernels for GPT-2: take --device cpu")
-    if precision != "float32" and not on.has_mma:
+    if on.capability < (least := NEEDS.get(precision, 0)):
         raise NanoEulerError(
-            f"{precision} needs compute capability 8.0 or later, this GPU has {on.version}: take float32"
+            f"{precision} needs compute capability {least / 10} or later, this GPU has {on.version}: take float32"
         )
     if config.head_dim not in flash.WIDTHS:
         raise NanoEulerError(
@@ -189,8 +190,8 @@ def check_config(config: ModelConfig, precision: str, on: flash.Card) -> None:
 class Program:
     """Record the launches of a training step: each method is one operation and appends its launches to a list.
 
-    precision: "float32", "tf32" or "bfloat16"; where, checked: as for `cuda.module`; on: the GPU whose properties
-    decide tiles and grids, by default the present one. Raises NanoEulerError as `check_config` does.
+    precision: a name in NUMBER; where, checked: as for `cuda.module`; on: the GPU whose properties decide tiles and
+    grids, by default the present one. Raises NanoEulerError as `check_config` does.
     """
 
     def __init__(
@@ -225,10 +226,11 @@ class Program:
         self._launch(composite, self._engine_file(), kernel, grid, block, arguments, bytes)
 
     def _engine_file(self):
-        return self._file("engine.cu", engine_kernels(self.number, self.config))
+        defines = () if self.number == "float" else (("COPY", self.number),)
+        return self._file("engine.cu", engine_kernels(self.number, self.config), defines)
 
-    def _file(self, name, instantiate=(), add=False):
-        return _module(name, instantiate, self.where, self.checked, add)
+    def _file(self, name, instantiate=(), defines=()):
+        return _module(name, instantiate, self.where, self.checked, defines)
 
     def _product(self, composite, c, a, b, **options):
         launch = product(c, a, b, tf32=self.tf32, **options)
@@ -270,7 +272,10 @@ class Program:
         """
         self._count_in_32_bits(dx.full, dtable)
         N, D = dx.full.shape
-        file, threads = self._file("embedding.cu", add=bool(accumulate)), min(THREADS, 32 * -(-D // 128))
+        file, threads = (
+            self._file("embedding.cu", defines=(("ADD", 1),) if accumulate else ()),
+            min(THREADS, 32 * -(-D // 128)),
+        )
         arguments = shares, order, sorted_tokens, dx.full, dtable, N, D
         moved = dx.full.nbytes + dtable.nbytes
         self._launch("embed_back", file, "embedding_backward", len(shares), threads, arguments, moved)
@@ -431,6 +436,10 @@ class Program:
         self._launch("norm", file, "squares", len(parts), SQUARES // 2, (g, parts, g.size), g.nbytes)
         self._launch("norm", file, "clip_factor", 1, SQUARES, (parts, factor, len(parts), float(limit)))
 
+    def unscale(self, factor, step, limit):
+        """Record the division by the loss scale of `factor`, from `norm` of scaled gradients; step[3]: 1 / scale."""
+        self._engine("norm", "unscale", 1, 32, (factor, step, float(limit)))
+
     def refuse(self, factor, sums):
         """Record factor[1] = NaN if one of sums [K] is NaN or infinite, so that `adamw` changes nothing."""
         self._engine("norm", "refuse", 1, 32, (sums, factor, len(sums)))
@@ -438,9 +447,9 @@ class Program:
     def adamw(self, params, grads, m, v, copy, factor, step, decayed, settings):
         """Record one step of AdamW over flat float32 arrays.
 
-        copy: a bfloat16 copy of params to update too, or None; factor: [2], from `norm`; step: [3] float32, the
-        learning rate and the bias corrections of both moments; decayed: length of the prefix that weight decay applies
-        to, the matrices; settings: a `TrainConfig`.
+        copy: a 16-bit copy of params to update too, or None; factor: [2], from `norm`; step: [4] float32, the learning
+        rate, the bias corrections of both moments, and 1 / loss scale; decayed: length of the prefix that weight decay
+        applies to, the matrices; settings: a `TrainConfig`.
         """
         numbers = params.size, decayed, settings.beta1, settings.beta2, settings.adam_eps, settings.decay
         arrays = (params, grads, m, v) if copy is None else (params, grads, m, v, copy)
@@ -451,7 +460,7 @@ class Program:
         self._launch("adamw", file, kernel, grid, THREADS, arguments, moved)
 
     def muon(self, p, g, m, copy, factor, step, beta, decay, work):
-        """Record one step of Muon. p, g, m: flat float32; copy: flat bfloat16, or None; factor, step: as for `adamw`.
+        """Record one step of Muon. p, g, m: flat float32; copy: flat, 16 bits, or None; factor, step: as for `adamw`.
 
         work: from `memory.muon_work`. Matrices of the same shape are orthogonalised together.
         """
@@ -595,6 +604,6 @@ def _row(width: int, few: int = 512) -> tuple[int, int]:
 
 
 @functools.cache
-def _module(file: str, instantiate: tuple[str, ...], where: str, checked: bool, add: bool = False):
-    defines = {"ADD": 1} if add else {}
-    return cuda.module(cuda.KERNELS / file, where=where, checked=checked, instantiate=instantiate, defines=defines)
+def _module(file: str, instantiate: tuple[str, ...], where: str, checked: bool, defines: tuple = ()):
+    path = cuda.KERNELS / file
+    return cuda.module(path, where=where, checked=checked, instantiate=instantiate, defines=dict(defines))

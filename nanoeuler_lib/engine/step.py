@@ -10,6 +10,7 @@ from nanoeuler_lib import cuda, model
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.engine import program
 from nanoeuler_lib.engine.gpt import GPT
+from nanoeuler_lib.engine.loss_scale import LossScale
 from nanoeuler_lib.engine.memory import (
     RESERVED,
     AdamW,
@@ -34,8 +35,9 @@ class Step:
     """Run optimisation steps on the GPU, with the interface of `model.step.Step`.
 
     The batch is split into micro-batches of `micro` rows, by default the most that memory allows, and their gradients
-    are summed. The host uploads tokens, targets and three numbers and downloads the K losses and the norm; nothing else
-    waits for the host. If a loss or the norm is not finite, the GPU leaves the parameters unchanged.
+    are summed. The host uploads tokens, targets and four numbers and downloads the K losses and the norm; nothing else
+    waits for the host. If a loss or the norm is not finite, the GPU leaves the parameters unchanged. In float16,
+    gradients are scaled, and a step whose gradient overflows is taken again: `LossScale`.
     """
 
     bad_rank = ""  # with several GPUs, words that name the ranks whose numbers are not finite
@@ -63,13 +65,21 @@ class Step:
         self.weights, self.micro = head_weights(owner.config, config.later_heads), micro
         self.run, self.profile, self.key = program.run, None, object()  # key: marks this step's lists in a plan
         xp = cuda.array_module(owner.program.where)
-        self.factor, self.numbers = xp.empty(2, np.float32), xp.empty(3, np.float32)
+        self.factor, self.numbers = xp.empty(2, np.float32), xp.empty(4, np.float32)
+        self.scaled = owner.precision == "float16"
+        self.loss_scale = LossScale(*optimizer.loss_scale) if self.scaled else LossScale(1)
+        self.used = 1  # the scale of the gradient in `grads`
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
         pass
+
+    @property
+    def info(self) -> dict[str, list[int]]:
+        """The state of the step that a checkpoint has to store: in float16 the loss scale, else nothing."""
+        return {"loss_scale": [self.loss_scale.value, self.loss_scale.steps]} if self.scaled else {}
 
     @property
     def memory_line(self) -> str:
@@ -105,6 +115,7 @@ class Step:
 
         def record():
             plan.op.norm(self.factor, self.grads.flat, c.clip)
+            self._unscale(plan.program)
             plan.program.refuse(self.factor, self.sums)
             copy = None if m.copy is None else m.copy.flat
             arrays = m.params.flat, self.grads.flat, o.m.flat, o.v.flat, copy
@@ -120,13 +131,18 @@ class Step:
 
         return plan.list(("update", self.key), record)
 
+    def _unscale(self, p):
+        if self.scaled:
+            p.unscale(self.factor, self.numbers, self.config.clip)
+
     def gradient(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Compute the gradient into `grads` for tokens [B, T], targets [B, T, K]; return mean nats by head [K]."""
         self._start_gradient(tokens, targets)
         return self._losses()
 
     def _scale(self):
-        return np.where(self.valid > 0, self.weights / np.maximum(self.valid, 1), 0.0)
+        self.used = self.loss_scale.value
+        return np.where(self.valid > 0, self.used * self.weights / np.maximum(self.valid, 1), 0.0)
 
     def _start_gradient(self, tokens, targets):
         self.valid = valid_targets(targets)
@@ -148,10 +164,10 @@ class Step:
         return self._move()
 
     def _tell(self):
-        """Upload the numbers that change from step to step: learning rate and bias corrections of the moments."""
+        """Upload what changes from step to step: learning rate, bias corrections of the moments, 1 / loss scale."""
         c, t = self.config, self.optimizer.step + 1
         rate = optim.learning_rate(self.optimizer.step, c)
-        upload(self.numbers, [rate, 1 / (1 - c.beta1**t), 1 / (1 - c.beta2**t)])
+        upload(self.numbers, [rate, 1 / (1 - c.beta1**t), 1 / (1 - c.beta2**t), 1 / self.loss_scale.value])
 
     def _move(self):
         self.run(self._update_list(self.model._plan))
@@ -162,14 +178,22 @@ class Step:
 
     def whole_gradient(self) -> model.Parameters:
         """Return the gradient of the last step, before clipping."""
-        return self.grads.host()
+        return self._unscaled(self.grads)
+
+    def _unscaled(self, grads):
+        host = grads.host()
+        host.flat /= self.used
+        return host
 
     def __call__(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, float]:
         """Run a step on tokens [B, T], targets [B, T, K]; return mean nats [K] and the norm before clipping."""
-        self._tell()  # an upload waits for running launches, so it must not come between gradient and update
-        self._start_gradient(tokens, targets)
-        norm = self._move()
-        return self._losses(), norm
+        while True:
+            self._tell()  # an upload waits for running launches, so it must not come between gradient and update
+            self._start_gradient(tokens, targets)
+            norm = self._move()
+            losses = self._losses()
+            if not self.scaled or self.loss_scale.accepts(norm, losses):
+                return losses, norm
 
 
 def valid_targets(targets: np.ndarray) -> np.ndarray:

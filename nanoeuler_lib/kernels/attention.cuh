@@ -1,13 +1,11 @@
 // attention.cuh: common parts of FlashAttention's kernels: tiles in shared memory, mma fragments, powers of two.
-// Chapters 27 and 28.
+// Chapters 27 and 28. Include fours.cuh before it.
 //
 // Number: __nv_bfloat16, __half or float. CORES: use tensor cores, float as TF32; without CORES, float runs on any GPU.
 // A tile is ROWS rows of C numbers. A row is divided into pieces of 16 bytes. Piece p of row r is stored at the place
 // of piece p ^ (r % 8), so that the pieces p of eight rows, which ldmatrix reads together, are in 32 different banks.
 // (If a row has only four pieces, two rows fill the banks, and the place is p ^ (r / 2 % 4).)
 #pragma once
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <nanoeuler.cuh>
 
 template <class Number, int C> constexpr int PIECES = C * (int)sizeof(Number) / 16;  // pieces per row
@@ -119,15 +117,6 @@ template <class Number, int C>
 __device__ __forceinline__ void load_transposed(unsigned* b, const Number* tile, int row, int step) {
   int lane = lane_of();
   ldmatrix<4>(b, tile + place<Number, C>(lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2) + row * C);
-}
-
-__device__ __forceinline__ unsigned pack(__nv_bfloat16, float low, float high) {
-  __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-  return *(unsigned*)&both;
-}
-__device__ __forceinline__ unsigned pack(__half, float low, float high) {
-  __half2 both = __floats2half2_rn(low, high);
-  return *(unsigned*)&both;
 }
 
 // as_factor rounds 16 x 16 sums, as mma leaves them (s[0]: columns 0 to 7, s[1]: 8 to 15), to the fragment a of the

@@ -13,6 +13,7 @@
 //
 // attention.cuh describes Number, CORES and the tiles. A block owns ROWS rows, a warp 16 BANDS = ROWS / WARPS of them.
 // HOLD: keep them in registers, as fragments, all the time.
+#include <fours.cuh>
 #include <attention.cuh>
 
 constexpr float LOG2_E = 1.44269504f;
@@ -47,10 +48,12 @@ __device__ __forceinline__ void add_scores(float (*s)[2][4], const unsigned (*he
   }
 }
 
-__device__ __forceinline__ float2 two(const __nv_bfloat16* x) { return __bfloat1622float2(*(const __nv_bfloat162*)x); }
+template <class Number> __device__ __forceinline__ float2 two(const Number* x) {
+  return unpack(Number(), *(const unsigned*)x);
+}
 __device__ __forceinline__ float2 two(const float* x) { return *(const float2*)x; }
-__device__ __forceinline__ void put_two(__nv_bfloat16* x, float a, float b) {
-  *(__nv_bfloat162*)x = __floats2bfloat162_rn(a, b);
+template <class Number> __device__ __forceinline__ void put_two(Number* x, float a, float b) {
+  *(unsigned*)x = pack(Number(), a, b);
 }
 __device__ __forceinline__ void put_two(float* x, float a, float b) { *(float2*)x = make_float2(a, b); }
 
@@ -317,7 +320,7 @@ __device__ __forceinline__ void load_part(unsigned (*a)[4], const Number* tile, 
 }
 
 __device__ __forceinline__ void add_two(float* x, float a, float b) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#if NE_ARCH >= 900
   atomicAdd((float2*)x, make_float2(a, b));
 #else
   atomicAdd(x, a), atomicAdd(x + 1, b);

@@ -12,6 +12,7 @@
 // first, longest rows first, then those of the next S. Shared memory, in numbers: max(4 KEYS, 2 KEYS + ROWS) C; for
 // Hopper (ROWS + 2 KEYS + VALUES KEYS) C. Arrays must be aligned to 16 bytes. BLOCKS: blocks per multiprocessor, which
 // limits the registers of a thread.
+#include <fours.cuh>
 #include <attention.cuh>
 #include <hopper.cuh>
 

@@ -4,12 +4,12 @@
 // With so few tokens, most of the time goes into reading the weights. They are stored transposed, [outputs, inputs],
 // with the gain of RMSNorm multiplied in. A block computes eight outputs at a time and reads their rows once for all
 // tokens. The number of tokens does not change the order of any sum. Number: type of the weights and of the key-value
-// cache, float or __nv_bfloat16; everything else is float. All widths are multiples of 8, and arrays are aligned to 16
-// bytes.
+// cache, float, __nv_bfloat16 or __half; everything else is float. All widths are multiples of 8, and arrays are
+// aligned to 16 bytes.
 //
 // A launch lets the next one begin at once (`launch_dependents`). The next one loads its weights, or keys and values of
 // earlier tokens, then waits for the end of the launch before (`grid_dependency_wait`), then reads everything else.
-#include <cuda_bf16.h>
+#include <fours.cuh>
 #include <nanoeuler.cuh>
 #include <reduce.cuh>
 
@@ -22,20 +22,21 @@
 struct Eight {
   float4 low, high;
 };
-__device__ __forceinline__ float4 two_pairs(unsigned a, unsigned b) {  // a bfloat16 is the upper half of a float
-  return make_float4(__uint_as_float(a << 16), __uint_as_float(a & 0xffff0000u), __uint_as_float(b << 16),
-                     __uint_as_float(b & 0xffff0000u));
-}
 // Eight numbers in the format of memory: they are fetched early and converted to float only when they are needed.
 __device__ __forceinline__ Eight fetch(const float* p) { return {((const float4*)p)[0], ((const float4*)p)[1]}; }
-__device__ __forceinline__ uint4 fetch(const __nv_bfloat16* p) { return *(const uint4*)p; }
-__device__ __forceinline__ Eight eight(Eight v) { return v; }
-__device__ __forceinline__ Eight eight(uint4 v) { return {two_pairs(v.x, v.y), two_pairs(v.z, v.w)}; }
-template <class Number> struct As {  // the type that `fetch` returns
-  typedef Eight fetched;
+template <class Number> struct Bits {
+  uint4 v;
 };
-template <> struct As<__nv_bfloat16> {
-  typedef uint4 fetched;
+template <class Number> __device__ __forceinline__ Bits<Number> fetch(const Number* p) { return {*(const uint4*)p}; }
+__device__ __forceinline__ Eight eight(Eight v) { return v; }
+template <class Number> __device__ __forceinline__ Eight eight(Bits<Number> b) {
+  return {unpack(Number(), b.v.x, b.v.y), unpack(Number(), b.v.z, b.v.w)};
+}
+template <class Number> struct As {  // the type that `fetch` returns
+  typedef Bits<Number> fetched;
+};
+template <> struct As<float> {
+  typedef Eight fetched;
 };
 // Explicit fmaf, because otherwise the compiler decides which product is rounded, and did so differently per instance.
 __device__ __forceinline__ float dot(float4 a, float4 b) {
@@ -44,24 +45,24 @@ __device__ __forceinline__ float dot(float4 a, float4 b) {
 __device__ __forceinline__ float dot(Eight a, Eight b) { return dot(a.low, b.low) + dot(a.high, b.high); }
 __device__ __forceinline__ void write(float* p, float v) { *p = v; }
 __device__ __forceinline__ void write(__nv_bfloat16* p, float v) { *p = __float2bfloat16(v); }
+__device__ __forceinline__ void write(__half* p, float v) { *p = __float2half(v); }
 __device__ __forceinline__ float as_float(float v) { return v; }
 __device__ __forceinline__ float as_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+__device__ __forceinline__ float as_float(__half v) { return __half2float(v); }
 
 // The block's copy of x in shared memory, in rows of float4 with one of padding, so that two rows read by a warp are in
-// different banks. For float weights it is x itself. Tensor cores multiply bfloat16 weights only by bfloat16, so each
-// number is stored as two: rounded, and the rounded remainder, with a relative error of 2^-17. A float4 becomes: first
-// two rounded, their remainders, last two rounded, their remainders.
+// different banks. For float and float16 weights it is x itself: they are multiplied as floats, as a float16 cannot
+// hold every x. Tensor cores multiply bfloat16 weights only by bfloat16, so each number is stored as two: rounded, and
+// the rounded remainder, with a relative error of 2^-17. A float4 becomes: first two rounded, their remainders, last
+// two rounded, their remainders.
 template <int I> constexpr int pitch = I / 4 + 1;
-__device__ __forceinline__ float4 as_multiplied(float4 v, const float*) { return v; }
-__device__ __forceinline__ unsigned rounded(float a, float b) {
-  __nv_bfloat162 both = __floats2bfloat162_rn(a, b);
-  return *(unsigned*)&both;
-}
+template <class Number> __device__ __forceinline__ float4 as_multiplied(float4 v, const Number*) { return v; }
 __device__ __forceinline__ float4 as_multiplied(float4 v, const __nv_bfloat16*) {
-  unsigned low = rounded(v.x, v.y), high = rounded(v.z, v.w);
-  float4 of = two_pairs(low, high);
-  return make_float4(__uint_as_float(low), __uint_as_float(rounded(v.x - of.x, v.y - of.y)), __uint_as_float(high),
-                     __uint_as_float(rounded(v.z - of.z, v.w - of.w)));
+  __nv_bfloat16 type;
+  unsigned low = pack(type, v.x, v.y), high = pack(type, v.z, v.w);
+  float4 of = unpack(type, low, high);
+  return make_float4(__uint_as_float(low), __uint_as_float(pack(type, v.x - of.x, v.y - of.y)), __uint_as_float(high),
+                     __uint_as_float(pack(type, v.z - of.z, v.w - of.w)));
 }
 
 // Copy x: [rows, I]; with NORM also write each warp's sum of squares of each row. All rows are loaded together, so
@@ -123,7 +124,8 @@ __device__ __forceinline__ void ask(Fetched (&ahead)[AHEAD], const Number* w) {
 template <class Number, int ROWS, int I> struct Sums {
   float sum[ROWS] = {};  // this lane's sums, for row n of the weights
 
-  __device__ __forceinline__ void add(int, Eight w, const float4* x, int rows) {
+  __device__ __forceinline__ void add(int, typename As<Number>::fetched piece, const float4* x, int rows) {
+    Eight w = eight(piece);
 #pragma unroll
     for (int row = 0; row < ROWS; row++)
       if (row < rows) sum[row] += dot(w, {x[row * pitch<I>], x[row * pitch<I> + 1]});
@@ -146,7 +148,8 @@ template <int ROWS, int I> struct Sums<__nv_bfloat16, ROWS, I> {
   float sum[4][4] = {};  // row n of x times rows 2t and 2t + 1 of the weights: rounded part and remainder. There are
                          // four, because an `mma` waits for the previous one that adds to the same sum
 
-  __device__ __forceinline__ void add(int k, uint4 w, const float4* x, int rows) {
+  __device__ __forceinline__ void add(int k, Bits<__nv_bfloat16> piece, const float4* x, int rows) {
+    uint4 w = piece.v;
     int row = threadIdx.x % 32 / 4;
     uint4 low = {0, 0, 0, 0}, high = {0, 0, 0, 0};
     if (row < rows) low = ((const uint4*)x)[row * pitch<I>], high = ((const uint4*)x)[row * pitch<I> + 1];

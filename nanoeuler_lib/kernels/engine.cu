@@ -1,14 +1,16 @@
 // The kernels between a training step's matrix products, with as few passes over memory as possible. engine/program.py.
 //
-// Number: the type that the products multiply, float or __nv_bfloat16. The residual stream, its gradient, gains and
-// sums are float. Rows are read and written four numbers at a time: D, F, V and head widths are multiples of 8, and
+// Number: the type that the products multiply, float, __nv_bfloat16 or __half. The residual stream, its gradient, gains
+// and sums are float. Rows are read and written four numbers at a time: D, F, V and head widths are multiples of 8, and
 // arrays are aligned to 16 bytes. A kernel with KEEP holds a row in the block's registers, KEEP float4 per thread, so a
 // row has at most 4 KEEP blockDim.x numbers. The mathematics is in ops/reference.py, chapters 07 to 09 and 24.
-#include <cuda_bf16.h>
 #include <adamw.cuh>
 #include <fours.cuh>
 #include <reduce.cuh>
 #include <wide.cuh>
+#ifndef COPY
+#define COPY __nv_bfloat16  // the type of the weights' copy that `adamw_and_copy` writes
+#endif
 
 // ---- arithmetic of float4 ----------------------------------------------------------------------------------------
 
@@ -40,10 +42,15 @@ template <int COUNT> __device__ __forceinline__ void block_sums(float (&v)[COUNT
 // ---- residual add and RMSNorm, one block per row ------------------------------------------------------------------
 
 // The backward pass of the norm needs only x rstd, which is y / gain. So y is kept, which the products need anyway, and
-// x is not. That fails for a gain of 0, so gains near 0 are replaced by 2^-60, too small to affect any product.
-__device__ __forceinline__ float apart(float gain) { return fabsf(gain) < 0x1p-60f ? copysignf(0x1p-60f, gain) : gain; }
-__device__ __forceinline__ float4 apart(float4 g) {
-  return make_float4(apart(g.x), apart(g.y), apart(g.z), apart(g.w));
+// x is not. That fails for a gain of 0, so gains near 0 are replaced by 2^-60, too small to affect any product. The
+// smallest float16 is 2^-24, so there it is 2^-12, half of the rounding error of a y of size 1.
+template <class Number> constexpr float LEAST_GAIN = 0x1p-60f;
+template <> constexpr float LEAST_GAIN<__half> = 0x1p-12f;
+template <class Number> __device__ __forceinline__ float apart(float gain) {
+  return fabsf(gain) < LEAST_GAIN<Number> ? copysignf(LEAST_GAIN<Number>, gain) : gain;
+}
+template <class Number> __device__ __forceinline__ float4 apart(float4 g) {
+  return make_float4(apart<Number>(g.x), apart<Number>(g.y), apart<Number>(g.z), apart<Number>(g.w));
 }
 
 // x = before + delta (if ADD), y = rmsnorm(x). before, x: [rows, D], may be the same array; delta, y: [rows, D]; gain:
@@ -69,7 +76,7 @@ add_rmsnorm(const float* before, const Number* __restrict__ delta, const float* 
     int i = 4 * (threadIdx.x + k * blockDim.x);
     if (i >= D) continue;
     if (ADD) write_four(x + row + i, mine[k]);
-    write_four(y + row + i, times(times(mine[k], r), apart(read_four(gain + i))));
+    write_four(y + row + i, times(times(mine[k], r), apart<Number>(read_four(gain + i))));
   }
   if (threadIdx.x == 0) rstd[blockIdx.x] = r;
 }
@@ -88,7 +95,7 @@ add_rmsnorm_back(const Number* __restrict__ dy, const Number* __restrict__ y, co
   for (int k = 0; k < KEEP; k++) {
     int i = 4 * (threadIdx.x + k * blockDim.x);
     share[k] = zeros();
-    g[k] = i < D ? apart(read_four(gain + i)) : make_float4(1, 1, 1, 1);
+    g[k] = i < D ? apart<Number>(read_four(gain + i)) : make_float4(1, 1, 1, 1);
     inverse[k] = make_float4(1 / g[k].x, 1 / g[k].y, 1 / g[k].z, 1 / g[k].w);
   }
   for (int first = TURN * blockIdx.x; first < rows; first += TURN * gridDim.x) {
@@ -274,10 +281,10 @@ heads_cross_entropy(Number* __restrict__ logits, const int* __restrict__ targets
 
 // ---- the optimiser ------------------------------------------------------------------------------------------------
 
-// The kernel `adamw` of adamw.cu, which also writes copy = p in bfloat16 for the products. p, g, m, v, copy: [n]; n and
+// The kernel `adamw` of adamw.cu, which also writes copy = p in 16 bits for the products. p, g, m, v, copy: [n]; n and
 // `decayed` are multiples of 4.
 extern "C" __global__ void adamw_and_copy(float* __restrict__ p, const float* __restrict__ g, float* __restrict__ m,
-                                          float* __restrict__ v, __nv_bfloat16* __restrict__ copy,
+                                          float* __restrict__ v, COPY* __restrict__ copy,
                                           const float* __restrict__ factor, const float* __restrict__ step, int n,
                                           int decayed, float beta1, float beta2, float eps, float decay) {
   if (!(factor[1] <= 3.4e38f)) return;  // the norm is infinite or NaN
@@ -303,6 +310,15 @@ extern "C" __global__ void refuse(const float* __restrict__ sums, float* __restr
   if (blockIdx.x || threadIdx.x) return;
   for (int k = 0; k < count; k++)
     if (!(fabsf(sums[k]) <= 3.4e38f)) factor[1] = sums[k] - sums[k];
+}
+
+// Divide the gradient's norm in factor[1] by the loss scale, and set factor[0] to the number by which `adamw` has to
+// multiply the scaled gradient: clipping's factor as in `clip_factor`, divided by the scale. step[3]: 1 / scale.
+extern "C" __global__ void unscale(float* __restrict__ factor, const float* __restrict__ step, float limit) {
+  if (blockIdx.x || threadIdx.x) return;
+  float norm = factor[1] * step[3];
+  factor[0] = (limit > 0 && norm > limit ? limit / norm : 1.0f) * step[3];
+  factor[1] = norm;
 }
 
 // ---- copies -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 // The elementwise kernels of a step of Muon, before and after its matrix products, for n matrices of the same shape.
 // engine/program.py, ops/reference.py; Jordan et al. 2024, Liu et al. 2025.
 //
-// Number: the type that the products multiply, float or __nv_bfloat16. All lengths count float4: a matrix has `fours`,
+// Number: float, __nv_bfloat16 or __half, which the products multiply. All lengths count float4: a matrix has `fours`,
 // each of its rows `width`. In the flat arrays p, g, m and copy, matrix blockIdx.y begins at places[.][0], and its rows
 // are places[.][1] apart (joined matrices share rows). x and o hold only the n matrices, one after another. places: [n,
 // 2]; factor: [2] from `clip_factor`; if the norm in it is not finite, nothing changes. Launch a grid of (parts, n).

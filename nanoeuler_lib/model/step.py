@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import ClassVar
 
 import numpy as np
 
@@ -52,6 +53,7 @@ class Step:
         self.names = list(model.params)
 
     memory_line = bad_rank = ""  # set by GPU steps: a line about memory, and the GPU whose numbers are not finite
+    info: ClassVar[dict[str, list[int]]] = {}  # set by GPU steps: what a checkpoint has to store of their state
 
     def __enter__(self):
         return self

@@ -168,7 +168,7 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
         moments = {f"{kind}.{name}": shape for kind in "mv" for name, shape in shapes.items()}
         tensors = _read_tensors(path / "optimizer.safetensors", moments)
         optimizer = optimizer_of(config, settings)
-        optimizer.step = head["step"]
+        optimizer.step, optimizer.loss_scale = head["step"], head["info"].get("loss_scale", ())
         for kind in "mv":
             setattr(optimizer, kind, _filled(config, tensors, f"{kind}."))
     return Checkpoint(path, GPT(config, params), tokenizer, head["step"], settings, optimizer, head["info"])
@@ -333,6 +333,7 @@ INFO |= {
     "valid_sets": ("a number by name", {str: (int, float)}), "files": ("paths by name", {str: (str, None)}),
     "robust": ("true or false", bool), "shards": ("an integer", int), "bits": ("values by name", dict),
     "due": ("an integer and three booleans", [int, bool, bool, bool]),
+    "loss_scale": ("a power of two and a number of steps", [lambda x: is_count(x) and x.bit_count() == 1, is_count]),
 }  # fmt: skip
 
 

@@ -170,6 +170,7 @@ class Journal:
                 f"{self.take_step.bad_rank}: lower the learning rate ({self.config.rate:g}) or {clip}; the checkpoint "
                 f"of step {self.saved} is intact, and --resume {self.run} --lr X continues from it with a new rate"
             )
+        self.state.info |= self.take_step.info
         self.still_there()
         self.wait_for_checkpoint(wait=False)
         loss, *others = (round(float(x), 6) for x in losses)

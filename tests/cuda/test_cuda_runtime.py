@@ -436,7 +436,7 @@ def test_device_is_chosen_by_the_environment(monkeypatch):
     cuda.device.cache_clear()
     monkeypatch.setenv("NANOEULER_ARCH", "hopper")
     cuda.hopper.cache_clear()
-    with pytest.raises(NanoEulerError, match="NANOEULER_ARCH must be 80 or 90, got 'hopper'"):
+    with pytest.raises(NanoEulerError, match="NANOEULER_ARCH must be 75, 80 or 90, got 'hopper'"):
         cuda.hopper()
 
 

@@ -9,7 +9,9 @@ import ast
 import ctypes as C
 import functools
 import importlib.util
+import itertools
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -46,24 +48,25 @@ for file, of in ONE_AT_A_TIME.items():
 ATTENTION = TEXTS.pop("attention_forward.cu")[0]
 ON = flash.Card(80, 99 * 1024)
 TEXTS["attention, float32"] = (ATTENTION, [flash.tile("float", 64, 512, ON).kernel], 75)
-for name, chosen in {
-    "bfloat16": flash.tile("__nv_bfloat16", 64, 512, ON),
-    "float16": flash.tile("__half", 128, 512, ON),
-    "tf32": flash.tile("float", 64, 512, ON, tf32=True),
-    "Hopper": flash.tile("__nv_bfloat16", 64, 512, flash.Card(90, 227 * 1024)),
-}.items():
-    TEXTS[f"attention, {name}"] = (ATTENTION, [chosen.kernel], 80)
+for name, first, chosen in (
+    ("bfloat16", 80, flash.tile("__nv_bfloat16", 64, 512, ON)),
+    ("float16", 75, flash.tile("__half", 128, 512, ON)),
+    ("tf32", 80, flash.tile("float", 64, 512, ON, tf32=True)),
+    ("Hopper", 80, flash.tile("__nv_bfloat16", 64, 512, flash.Card(90, 227 * 1024))),
+):
+    TEXTS[f"attention, {name}"] = (ATTENTION, [chosen.kernel], first)
 # Backward: number type, width, KB of shared memory, whether RoPE is undone, whether dq is added up.
 BACKWARD = TEXTS.pop("attention_backward.cu")[0]
 for number, cores, width, shared, turn, atomic in (
     ("float", False, 32, 64, True, False),
     ("float", True, 32, 99, False, True),
     ("__nv_bfloat16", True, 64, 99, True, False),
+    ("__half", True, 128, 64, True, False),
 ):
     tiles = flash_backward.tiles(4 if number == "float" else 2, width, 4096, shared << 10, cores)
     names = flash_backward._names(number, cores, width, *tiles, turn, atomic)
     name = f"attention backward, {number}{' on tensor cores' * cores}"
-    TEXTS[name] = (BACKWARD, names, 80 if cores else 75)
+    TEXTS[name] = (BACKWARD, names, 80 if cores and number != "__half" else 75)
 
 
 def decoding(number, config):
@@ -79,8 +82,9 @@ ENGINE = {
 }
 for file, table in ENGINE.items():
     text = TEXTS.pop(file)[0]
-    for number, first in (("float", 75), ("__nv_bfloat16", 80)):
-        TEXTS[f"{file}, {number}"] = (text, table(number, preset("base")), first)
+    for number, first in (("float", 75), ("__nv_bfloat16", 80), ("__half", 75)):
+        defines = f"#define COPY {number}\n" if file == "engine.cu" and number != "float" else ""
+        TEXTS[f"{file}, {number}"] = (defines + text, table(number, preset("base")), first)
 SUMS = tuple(f"sum_slices<{count}>" for count in (1, 2, 4, 8))
 TEXTS["many.cu"] = (TEXTS["many.cu"][0], SUMS, 75)
 # Attention with T x T matrices, with which FlashAttention is compared.
@@ -114,8 +118,8 @@ def nvrtc():
     return file and C.CDLL(str(file))
 
 
-def cubin(source, architecture, templates=()):
-    """Return compiled code; raise the compiler's log as an AssertionError."""
+def cubin(source, architecture, templates=(), kind="CUBIN"):
+    """Return compiled code, a CUBIN or PTX; raise the compiler's log as an AssertionError."""
     library, made, size = nvrtc(), C.c_void_p(), C.c_size_t()
     library.nvrtcCreateProgram(C.byref(made), source.encode(), b"kernel.cu", 0, None, None)
     for name in templates:
@@ -129,9 +133,9 @@ def cubin(source, architecture, templates=()):
         log = C.create_string_buffer(size.value)
         library.nvrtcGetProgramLog(made, log)
         raise AssertionError(log.value.decode())
-    library.nvrtcGetCUBINSize(made, C.byref(size))
+    getattr(library, f"nvrtcGet{kind}Size")(made, C.byref(size))
     code = C.create_string_buffer(size.value)
-    library.nvrtcGetCUBIN(made, code)
+    getattr(library, f"nvrtcGet{kind}")(made, code)
     library.nvrtcDestroyProgram(C.byref(made))
     return code.raw
 
@@ -158,6 +162,38 @@ def test_compiles_and_fits(name, architecture):
     assert len(kernels) == len(wanted)
     assert {f".text.{s.name}" for s in wanted if not s.mangled} <= set(kernels)
     assert all(size <= STATIC_SHARED for name, (_, size) in code.items() if name.startswith(".nv.shared."))
+
+
+# What a training step in float16 and a decoder run on compute capability 7.5: all tiles of attention, for all widths.
+T4 = flash.Card(75, 64 << 10)
+FORWARD = {flash.tile("__half", C, T, T4).kernel for C in flash.WIDTHS for T in (64, 4096)}
+BACK = {
+    name
+    for C, T in itertools.product(flash.WIDTHS, (1, 4096))
+    for name in flash_backward._names("__half", True, C, *flash_backward.tiles(2, C, T, T4.shared), True, False)
+}
+ON_T4 = {"attention, float16": (ATTENTION, FORWARD), "attention backward, float16": (BACKWARD, BACK)}
+ON_T4 |= {name: TEXTS[name][:2] for name in TEXTS if name.endswith(", __half")}
+NEWER = re.compile(r"cp\.async|m16n8k16|\.bf16|\.tf32|wgmma|griddepcontrol|mbarrier")
+
+
+@pytest.mark.full(but=["attention-float16"])
+@pytest.mark.skipif(not in_wheels("**/cuda_bf16.h"), reason="the nvidia wheels are not installed: make oracle")
+@pytest.mark.parametrize("name", ON_T4, ids=lambda name: name.replace(", ", "-"))
+def test_no_instruction_is_newer_than_compute_capability_7_5(name):
+    code = cubin(ON_T4[name][0], "compute_75", ON_T4[name][1], "PTX").decode()
+    assert ".target sm_75" in code and not NEWER.findall(code)
+    assert ("mma.sync.aligned.m16n8k8" in code) == name.startswith("attention")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not in_wheels("**/cuda_bf16.h"), reason="the nvidia wheels are not installed: make oracle")
+def test_a_newer_gpu_can_run_the_instructions_of_7_5():
+    """Compile with the macro that NANOEULER_ARCH=75 sets, for a GPU that has newer instructions."""
+    for name in ("attention, float16", "attention backward, float16"):
+        text, templates = ON_T4[name]
+        code = cubin(f"#define NANOEULER_ARCH 75\n{text}", "compute_90", templates, "PTX").decode()
+        assert ".target sm_90" in code and "m16n8k8" in code and not NEWER.findall(code)
 
 
 @pytest.mark.full

@@ -19,7 +19,7 @@ from nanoeuler_lib.model import init
 
 MODEL = ModelConfig(dim=32, heads=1, kv_heads=1, layers=3, context=7, vocab_size=40, predict=2, ffn=48)
 CONFIG = TrainConfig(steps=9, batch=1, accumulate=4, warmup=0, rate=1e-2, clip=0.5)
-STEPS = 3
+STEPS, TOO_LARGE = 3, 2**40
 
 
 def batch(number, shards=4):
@@ -36,11 +36,12 @@ def taken(group, precision, checked=False, poison=None, shards=4):
     """Return the results of some steps: losses, norms, the hash, and SHA-256 of the states."""
     model = data_parallel.GPT(MODEL, init(MODEL, 0, 0.2), group, precision=precision, where="cpu", checked=checked)
     optimizer, config = data_parallel.AdamW(MODEL, CONFIG, "cpu", group), replace(CONFIG, accumulate=shards)
+    optimizer.loss_scale = TOO_LARGE, 0  # in float16, the first gradients overflow
     take = data_parallel.Step(model, optimizer, config, shards)
     rows = [take(*batch(number, shards)) for number in range(STEPS)]
     states = model.params.host().flat, optimizer.m.host().flat, optimizer.v.host().flat
     found = {"losses": [losses.tolist() for losses, _ in rows], "norms": [norm for _, norm in rows]}
-    found["hash"] = take.hash()
+    found["hash"], found["info"] = take.hash(), take.info
     found["validation"] = data_parallel.shared_out(
         model, lambda m: sum(float(m.losses(*batch(n)).sum()) for n in range(5))
     )

@@ -93,7 +93,10 @@ def test_which_device_a_name_is(cards):
     assert choose("gpu:0", "tf32") == Device("gpu", "tf32") and two.used == [1, 1, 0]
     assert error_of(choose, "gpu:2") == "--device gpu:2: the number must be below 2, the number of GPUs here"
     cards(1, OLD)
-    assert choose("gpu") == choose("gpu", "fp32") == Device("gpu", "float32"), "it has no tensor cores for bfloat16"
+    assert choose("gpu") == choose("gpu", "fp16") == Device("gpu", "float16"), "it has no tensor cores for bfloat16"
+    assert choose("gpu", "fp32") == Device("gpu", "float32")
+    cards(1, flash.Card(70, 96 << 10))
+    assert choose("gpu") == Device("gpu", "float32")
 
 
 def test_which_device_a_model_gets(cards):
@@ -115,7 +118,7 @@ def test_which_device_a_model_gets(cards):
 
 
 KNOWN = "--device must be one of auto, cpu, gpu, checked, gpu:1"
-NUMBERS = "--precision must be one of float32, tf32, bfloat16"
+NUMBERS = "--precision must be one of float32, tf32, bfloat16, float16"
 REFUSED = {
     ("tpu", None): f"{KNOWN}, got 'tpu'",
     ("chec", None): f"{KNOWN}, got 'chec', did you mean checked?",
@@ -123,7 +126,8 @@ REFUSED = {
     ("cpu:1", None): f"{KNOWN}, got 'cpu:1', did you mean cpu?",
     ("cudacuda", None): f"{KNOWN}, got 'gpucuda'",
     ("gpu", None): "--device gpu requires a CUDA device, but CuPy finds none: take --device cpu",
-    ("cpu", "float16"): f"{NUMBERS}, got 'float16', did you mean bfloat16?",
+    ("cpu", "bloat16"): f"{NUMBERS}, got 'bloat16', did you mean bfloat16?",
+    ("cpu", "float16"): "--precision must be float32 on the CPU, got float16: take --device gpu",
     ("cpu", "bf16"): "--precision must be float32 on the CPU, got bfloat16: take --device gpu",
     ("auto", "tf32"): "--precision must be float32 on the CPU, got tf32: take --device gpu",
 }

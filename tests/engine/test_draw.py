@@ -10,13 +10,14 @@ import pytest
 from test_engine import parameters
 
 from nanoeuler_lib import engine
-from nanoeuler_lib.config import ModelConfig
-from nanoeuler_lib.engine import decode
+from nanoeuler_lib.config import ModelConfig, preset
+from nanoeuler_lib.engine import decode, flash
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.generation import generate
 
 pytestmark = pytest.mark.compiler
 CONFIG = ModelConfig(dim=64, heads=2, kv_heads=1, layers=1, context=14, vocab_size=96, predict=3, ffn=24)
+CARD, T4 = flash.Card(86, 99 << 10), flash.Card(75, 64 << 10)
 WAYS = [
     dict(temperature=0.0),
     dict(temperature=1.5),
@@ -118,5 +119,18 @@ def test_generate_draws_on_the_device_where_it_can(monkeypatch):
     with pytest.raises(NanoEulerError, match="top_p must be more than 0 and at most 1, got 2"):
         generate.rounds(model, [5], np.random.default_rng(1), 1, top_p=2)
     wide = replace(CONFIG, context=24)
-    assert not model.draws(3) and [decode.draws(CONFIG, n) for n in (6, 7)] == [True, False], "half a context"
-    assert [decode.draws(wide, n) for n in (7, 8)] == [True, False], "rows of one launch"
+    assert not model.draws(3) and [decode.draws(CONFIG, n, CARD) for n in (6, 7)] == [True, False], "half a context"
+    assert [decode.draws(wide, n, CARD) for n in (7, 8)] == [True, False], "rows of one launch"
+
+
+def test_as_many_tokens_at_a_time_as_shared_memory_holds():
+    """Compare with the static and dynamic shared memory of the launches, on a GPU with 64 KB of it."""
+    assert [decode.most_rows(preset(name), card) for name in ("base", "large") for card in (T4, CARD)] == [4, 8, 4, 8]
+    for inputs, static in ((preset("large").ffn, 2 * 8 * 8 + 8), (preset("large").dim, 4 * 8 * 8 + 8)):
+        used = [4 * rows * (inputs + 4 + static) for rows in (4, 8)]
+        assert used[0] <= T4.shared and used[1] <= CARD.shared
+    config = replace(CONFIG, ffn=2048, context=20)
+    model, tokens = engine.GPT(config, parameters(config), where="cpu", checked=False), np.arange(17)
+    few = engine.GPT(config, parameters(config), where="cpu", checked=False, on=T4)
+    assert (model.decoder().rows, few.decoder().rows) == (8, 4)
+    assert np.array_equal(few.decoder().feed_all(tokens), model.decoder().feed_all(tokens))

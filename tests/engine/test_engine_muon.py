@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_engine import TINY, WHERE, batch, engine_of, on_the_cpu
+from test_engine import HALVES, TINY, WHERE, batch, engine_of, on_the_cpu, rounded
 
 from nanoeuler_lib import cuda, engine
 from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.cuda.blas import Product, from_bfloat16, to_bfloat16
+from nanoeuler_lib.cuda.blas import Product
 from nanoeuler_lib.engine import device, memory, program
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model.optim import Muon
@@ -17,8 +17,9 @@ from nanoeuler_lib.ops import reference
 pytestmark = [] if WHERE == "gpu" else [pytest.mark.compiler]
 SETTINGS = TrainConfig(steps=9, warmup=2, rate=3e-3, clip=0.5, decay=0.3, batch=4, adam_eps=1e-4, optimizer="muon")
 WIDE, TALL = (24, 104), (72, 16)
-# bfloat16, whose products round to 8 bits: about twice the largest error that was seen, which is 1% to 3%.
-ROUNDED = {"float32": 2e-5, "tf32": 2e-2, "bfloat16": 6e-2}
+# bfloat16 and float16, whose products round to 8 and 11 bits: about twice the largest error that was seen, which is 1%
+# to 3% and an eighth of that.
+ROUNDED = {"float32": 2e-5, "tf32": 2e-2, "bfloat16": 6e-2, "float16": 8e-3}
 
 
 def work_of(shape, precision, widths=None):
@@ -41,7 +42,7 @@ def step_of(shape, precision="float32", factor=(0.5, 2.0), rate=0.1, decay=0.3, 
     xp, rng, both = cuda.array_module(), np.random.default_rng(sum(shape)), (2, *shape)
     p, g, m = (rng.standard_normal(both).astype(np.float32) for _ in range(3))
     arrays = [xp.array(x.reshape(-1)) for x in (p, g, m)]
-    copy = xp.zeros(p.size, np.uint16) if precision == "bfloat16" else None
+    copy = xp.zeros(p.size, memory.products_type(precision)) if precision in HALVES else None
     numbers = xp.asarray(factor, np.float32), xp.asarray([rate, 1.5, 2.5], np.float32)
     op = program.Program(TINY, precision)
     op.muon(*arrays, copy, *numbers, 0.95, decay, work_of(shape, precision, widths))
@@ -66,11 +67,11 @@ def check_composite(shape, precision="float32", widths=None):
         moved = np.linalg.norm((expected - before)[..., part])
         assert np.linalg.norm((p - expected)[..., part]) <= ROUNDED[precision] * moved
     if copy is not None:
-        assert np.array_equal(copy, from_bfloat16(to_bfloat16(p)))
+        assert np.array_equal(copy, rounded(p, precision))
 
 
 @pytest.mark.full(but=["None"])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", *HALVES])
 @pytest.mark.parametrize(
     "shape, widths",
     [(WIDE, None), ((40, 40), None), (TALL, None), ((1, 8), None), (WIDE, [8, 80, 16]), (WIDE, [104])],
@@ -130,7 +131,7 @@ def test_the_state_goes_to_the_device_and_back():
 
 @pytest.mark.full
 @on_the_cpu
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", *HALVES])
 def test_memory_is_what_was_said(precision):
     said, plain = (memory.bytes_needed(TINY, 2, 40, precision, optimizer=name) for name in ("muon", "adamw"))
     with engine.Step(engine_of(precision=precision), engine.AdamW(TINY, SETTINGS, WHERE), SETTINGS, 2) as one:

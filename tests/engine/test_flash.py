@@ -4,6 +4,7 @@ On the CPU the kernels run checked; with a CUDA device (NANOEULER_DEVICE=gpu) th
 the reference in float64. In low precision the error may be twice the error of the plain formulas in the same precision.
 """
 
+import functools
 import itertools
 import re
 
@@ -22,6 +23,7 @@ pytestmark = [] if ON_GPU else [pytest.mark.compiler]
 xp = cuda.array_module()
 K = 1024
 TURING, OLD, AMPERE, HOPPER = (flash.Card(*of) for of in ((75, 48 * K), (80, 48 * K), (86, 99 * K), (90, 227 * K)))
+T4, VOLTA = flash.Card(75, 64 * K), flash.Card(70, 96 * K)
 KINDS = ["bfloat16", "float16", "tf32", "float32"]
 
 
@@ -116,7 +118,8 @@ class Problem:
         arrays = self.arrays()
         tables = self.tables and tuple(map(xp.asarray, self.tables))
         work = xp.full((*self.lse.shape, self.C), np.nan, np.float32) if atomic else None
-        options = dict(tf32=self.kind == "tf32", on=flash.Card(80, shared) if shared else None)
+        capability = 75 if self.kind == "float16" else 80
+        options = dict(tf32=self.kind == "tf32", on=flash.Card(capability, shared) if shared else None)
         launches = flash_backward.backward(
             *arrays, self.H, self.G, self.scale, tables=tables, work=work, **options
         )  # fmt: skip
@@ -157,6 +160,7 @@ FORWARD = [  # type, C, B, T, H, G; the GPU; further options
     *((("bfloat16", 128, 1, 70, 2, 1), on, {}) for on in (AMPERE, HOPPER)),
     *((("float16", C, 1, T, 3, 1), AMPERE, {}) for C, T in ((32, 65), (64, 37), (128, 37))),
     *((("float16", C, 1, 70, 2, 1), HOPPER, {}) for C in (64, 128)),
+    *((("float16", C, 2, T, 6, 2), TURING, {}) for C, T in ((32, 1), (64, 65), (128, 19))),
     *((("tf32", C, 1, T, 3, 1), AMPERE, {}) for C, T in ((32, 1), (32, 65), (64, 70), (128, 37))),
     *((("float32", C, 1, T, 2, 1), TURING, {}) for C, T in ((32, 1), (64, 37), (128, 19))),
     (("float32", 32, 2, 67, 6, 2), TURING, {}),
@@ -172,6 +176,10 @@ BACKWARD = [  # type, C, B, T, H, G; options of `backward`; further options
     (("bfloat16", 64, 1, 201, 3, 1), dict(shared=227 * K), {}),
     (("bfloat16", 64, 1, 65, 6, 2), {}, dict(turn=True)),
     (("bfloat16", 64, 1, 65, 3, 1), dict(atomic=True), {}),
+    *((("float16", C, 1, T, 3, 1), dict(shared=64 * K), dict(turn=True)) for C, T in ((32, 37), (64, 130), (128, 65))),
+    (("float16", 64, 1, 1, 1, 1), dict(shared=64 * K), {}),
+    (("float16", 32, 2, 37, 4, 2), dict(shared=64 * K), {}),
+    (("float16", 64, 1, 65, 3, 1), dict(atomic=True), dict(turn=True)),
     (("bfloat16", 32, 2, 130, 4, 2), dict(shared=227 * K), dict(turn=True)),
     (("bfloat16", 128, 1, 65, 1, 1), {}, {}),
     (("bfloat16", 128, 1, 37, 3, 1), dict(shared=227 * K), dict(turn=True)),
@@ -183,7 +191,12 @@ BACKWARD = [  # type, C, B, T, H, G; options of `backward`; further options
     (("float32", 32, 1, 37, 4, 2), {}, {}),
     (("float32", 64, 1, 37, 2, 2), dict(shared=64 * K), dict(turn=True)),
 ]
-BOUND = {"bfloat16": 4e-3, "tf32": 1e-3, "float32": 2e-6}  # three roundings of half a unit in the last place
+BOUND = {
+    "bfloat16": 4e-3,
+    "float16": 5e-4,
+    "tf32": 1e-3,
+    "float32": 2e-6,
+}  # three roundings of half a unit in the last place
 
 
 def name_of(part):
@@ -235,7 +248,7 @@ def test_gradients_are_the_references(sizes, options, more):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind, C", [("bfloat16", 64), ("tf32", 32)])
+@pytest.mark.parametrize("kind, C", [("bfloat16", 64), ("tf32", 32), *(("float16", C) for C in flash.WIDTHS)])
 @pytest.mark.parametrize("size", [1.0, 8.0, 300.0])
 def test_the_error_of_gradients_is_at_most_twice_the_formulas_in_the_same_precision(kind, C, size):
     """Apply FlashAttention's rule; at size 300, a softmax is mostly 0 and 1, and scores are near 1e4."""
@@ -245,6 +258,22 @@ def test_the_error_of_gradients_is_at_most_twice_the_formulas_in_the_same_precis
         assert np.isfinite(mine).all()
         ours, theirs = distance(mine, wanted), distance(simple, wanted)
         assert ours <= 2 * theirs, f"d{name}: {ours:.1e}, the formulas {theirs:.1e}"
+
+
+@pytest.mark.full(but=["64"])
+@pytest.mark.parametrize("C", flash.WIDTHS)
+def test_copies_of_compute_capability_7_5_have_the_same_results(C, monkeypatch):
+    """Let the checker copy at once, as a GPU without asynchronous copies does: no tile may still be in use then."""
+    problem = Problem("float16", C, 1, 130, 3, 1, turn=True)
+    results = []
+    for module in (cuda.module, functools.partial(cuda.module, defines={"NANOEULER_ARCH": 75})):
+        monkeypatch.setattr(cuda, "module", module)
+        monkeypatch.setattr(flash, "_kernel", getattr(flash._kernel, "__wrapped__", flash._kernel))
+        monkeypatch.setattr(
+            flash_backward, "_module", getattr(flash_backward._module, "__wrapped__", flash_backward._module)
+        )
+        results.append([*problem.forward(TURING), *problem.backward(64 * K)[0]])
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
 
 
 @pytest.mark.full
@@ -272,7 +301,7 @@ def test_wgmma_equals_its_twin(C):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles_fit_the_card(kind):
-    cards = [OLD, AMPERE, HOPPER] if kind != "float32" else [TURING]
+    cards = {"float32": [TURING], "float16": [T4, OLD, AMPERE, HOPPER]}.get(kind, [OLD, AMPERE, HOPPER])
     for C, T, on in itertools.product(flash.WIDTHS, (128, 512, 4096), cards):
         assert flash.tile(number_of(kind), C, T, on, kind == "tf32").bytes <= on.shared
 
@@ -311,8 +340,8 @@ REFUSED = [  # pass; argument that does not fit; words of the message
     ("backward", dict(on=TURING, tf32=True), "TF32 needs compute capability 8.0 or later, this GPU has 7.5"),
     (
         "backward",
-        {name: zeros(FITS[name], np.float16) for name in ("qkv", "out", "dout", "dqkv")},
-        "bfloat16 (or uint16) or float32 in the backward pass, got float16",
+        {name: zeros(FITS[name], np.float16) for name in ("qkv", "out", "dout", "dqkv")} | dict(on=VOLTA),
+        "float16 needs compute capability 7.5 or later, this GPU has 7.0",
     ),
 ]
 
@@ -325,8 +354,15 @@ def test_what_does_not_fit_is_refused(way, change, words):
         getattr(flash if way == "forward" else flash_backward, way)(**given | change)
 
 
-@pytest.mark.parametrize("number, tf32", [("__nv_bfloat16", False), ("__half", False), ("float", True)])
-def test_a_card_without_tensor_cores_takes_float32_alone(number, tf32):
-    assert "false" in flash.tile("float", 64, 512, TURING).kernel
-    with pytest.raises(NanoEulerError, match=r"^(TF32|bfloat16|float16) needs compute capability 8.0 or later"):
-        flash.tile(number, 64, 512, TURING, tf32)
+@pytest.mark.parametrize(
+    "number, tf32, on, words",
+    [
+        ("__nv_bfloat16", False, TURING, "bfloat16 needs compute capability 8.0 or later"),
+        ("float", True, TURING, "TF32 needs compute capability 8.0 or later"),
+        ("__half", False, VOLTA, "float16 needs compute capability 7.5 or later"),
+    ],
+)
+def test_a_card_takes_the_types_that_its_tensor_cores_multiply(number, tf32, on, words):
+    assert "false" in flash.tile("float", 64, 512, on).kernel
+    with pytest.raises(NanoEulerError, match=words):
+        flash.tile(number, 64, 512, on, tf32)

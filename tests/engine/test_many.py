@@ -132,10 +132,12 @@ PLAIN = "float32", "reference"
 @pytest.mark.full(but=["float32-2"])
 @with_mpirun
 @pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16, checked"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16, checked", "float16"])
 def test_weights_moments_losses_hash_and_validation_have_the_same_bits_on_any_number(precision, count):
     alone = found(1, *PLAIN) if precision in PLAIN else found(1, precision)
     assert found(count, precision)[precision] == alone[precision]
+    if precision == "float16":
+        assert 1 < alone[precision]["info"]["loss_scale"][0] < many_worker.TOO_LARGE
 
 
 @pytest.mark.full

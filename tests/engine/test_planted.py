@@ -16,6 +16,7 @@ from test_engine import (
     WHERE,
     batch,
     check_decoding,
+    check_gains,
     check_products,
     check_refused,
     check_small,
@@ -42,10 +43,12 @@ COMPARISONS = {
     "norms": check_norms,
     "float32": lambda: check_small("float32"),
     "bfloat16": lambda: check_small("bfloat16"),
+    "float16": lambda: check_small("float16"),
     "updates": check_updates,
-    "refused": lambda: [check_refused(precision=precision) for precision in ("float32", "bfloat16")],
+    "refused": lambda: [check_refused(precision=precision) for precision in ("float32", "bfloat16", "float16")],
     "decode": lambda: [check_decoding(name) for name in DECODED],
     "products": check_products,
+    "gains": lambda: check_gains("float16"),
     "muon": check_muon,
 }
 PLANTED = [  # kernel's file, right code, code with the bug, comparison that finds the bug
@@ -55,6 +58,9 @@ PLANTED = [  # kernel's file, right code, code with the bug, comparison that fin
     ("engine.cu", "factor[1] = sums[k] - sums[k];", "factor[1] = 0;", "refused"),
     ("engine.cu", "scale[blockIdx.x % weights]", "scale[0]", "float32"),
     ("engine.cu", "if (at == 3) d.w -= weight;", "", "float32"),
+    ("engine.cu", "norm = factor[1] * step[3];", "norm = factor[1];", "float16"),
+    ("engine.cu", "limit / norm : 1.0f) * step[3];", "limit / norm : 1.0f);", "float16"),
+    ("engine.cu", "LEAST_GAIN<__half> = 0x1p-12f;", "LEAST_GAIN<__half> = 0x1p-60f;", "gains"),
     ("engine.cu", "float weight = target < 0 ? 0.0f : ", "float weight = ", "float32"),
     ("engine.cu", "bool decays = 4 * i < decayed;", "bool decays = true;", "updates"),
     ("engine.cu", "if (!(factor[1] <= 3.4e38f)) return;", "", "refused"),
@@ -88,10 +94,10 @@ def planted(where, old, new):
     assert old in source, old
 
     @functools.cache
-    def module(file, instantiate, at, checked, add=False):
+    def module(file, instantiate, at, checked, defines=()):
         if file != where:
-            return plain(file, instantiate, at, checked, add)
-        options = dict(where=at, checked=checked, instantiate=instantiate, defines={"ADD": 1} if add else {})
+            return plain(file, instantiate, at, checked, defines)
+        options = dict(where=at, checked=checked, instantiate=instantiate, defines=dict(defines))
         return cuda.module(source.replace(old, new), **options)
 
     with patch.object(program, "_module", module):
@@ -100,7 +106,7 @@ def planted(where, old, new):
 
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_without_a_bug_all_compare_equal(name):
-    if WHERE == "gpu" and name in ("float32", "bfloat16"):
+    if WHERE == "gpu" and name in ("float32", "bfloat16", "float16"):
         pytest.skip("check_small is for the CPU runtime")
     COMPARISONS[name]()
 

@@ -16,6 +16,7 @@ import konigsberg
 from benchmarks import (
     collectives,
     english,
+    gpu_arch75,
     gpu_arch80,
     gpu_decode,
     gpu_flash_step,
@@ -70,6 +71,14 @@ def test_gpu_arch80():
     names = [gpu_arch80.US, gpu_arch80.WITHOUT, gpu_arch80.PEER]
     assert list(row["rounds"]) == names and all(len(times) == 2 for times in row["rounds"].values())
     assert set(row["attention"]) == set(names[:2])
+
+
+@pytest.mark.full
+def test_gpu_arch75():
+    row = gpu_arch75.measure(TINY, rows=2, rounds=2, where="cpu")
+    names = list(gpu_arch75.WAYS)
+    assert list(row["rounds"]) == list(row["attention"]) == names
+    assert ["<__half, true" in row["attention"][name] for name in names] == [True, False]
 
 
 @pytest.mark.full

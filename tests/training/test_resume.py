@@ -20,10 +20,24 @@ import test_preferences
 import test_rewards
 import test_sft
 import test_shards
-from oracles import RUN_CONFIG, RUN_MODEL, Crash, assert_same_run, changed, contents, error_of, run_text, stopped_at
+from oracles import (
+    RUN_CONFIG,
+    RUN_MODEL,
+    Crash,
+    assert_same_run,
+    changed,
+    contents,
+    error_of,
+    run_text,
+    seal,
+    stopped_at,
+)  # fmt: skip
 
 import konigsberg
 from nanoeuler_lib.config import RewardConfig
+from nanoeuler_lib.engine import device, loss_scale
+from nanoeuler_lib.engine import step as engine_step
+from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model.optim import AdamW
 from nanoeuler_lib.model.step import Step
 from nanoeuler_lib.text import data
@@ -396,3 +410,26 @@ def test_a_validation_that_gives_no_number_is_an_error(tmp_path):
     told = "step 3: validation loss must be finite, got inf bits per byte; the checkpoint of step 2 is intact"
     assert message == told
     assert checkpoint.load(tmp_path / "run").step == 2
+
+
+@pytest.mark.compiler
+def test_a_loss_scale_goes_on_in_a_resumed_run(tmp_path, monkeypatch):
+    """Let the first gradient overflow and the scale grow later; a run that crashes between ends with the same bits."""
+    made = loss_scale.LossScale
+    monkeypatch.setattr(engine_step, "LossScale", lambda *given: made(*(given or (2**40, 0))))
+    monkeypatch.setattr(loss_scale, "GROWS_AFTER", 3)
+    shape = changed(RUN_MODEL, dim=32, heads=1, kv_heads=1, layers=1, context=8, vocab_size=264, ffn=48)
+    config = changed(RUN_CONFIG, steps=6, save_every=2, valid_every=3)
+    options = dict(quiet=True, device=device.Device("checked", "float16"))
+    train.train(tmp_path / "whole", run_text(), shape, config, **options)
+    with pytest.raises(Crash), stopped_at(5):
+        train.train(tmp_path / "run", run_text(), shape, config, **options)
+    halved, steps = checkpoint.load(tmp_path / "run").info["loss_scale"]
+    assert 1 < halved < 2**40 and steps == 1, "four steps are done, and the third one doubled the scale"
+    loop.resume(tmp_path / "run", run_text(), quiet=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert checkpoint.load(tmp_path / "whole").info["loss_scale"] == [2 * halved, 0]
+    path = checkpoint.find(tmp_path / "run")
+    seal(path, info=checkpoint.read_head(path)["info"] | {"loss_scale": [3, 0]})
+    with pytest.raises(NanoEulerError, match=r"loss_scale must be a power of two and a number of steps, got \[3, 0\]"):
+        checkpoint.load(path)

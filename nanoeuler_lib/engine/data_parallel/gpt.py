@@ -50,7 +50,7 @@ class AdamW:
     """Hold the first and second moments, sharded by owner, with the interface of `engine.AdamW`."""
 
     def __init__(self, shape: ModelConfig, config: TrainConfig, where: str, group: Group):
-        self.config, self.step = config, 0
+        self.config, self.step, self.loss_scale = config, 0, ()
         with memory.room_for("AdamW's state", 8 * layout(shape)[2] // group.size, where, memory.SMALLER):
             self.m, self.v = (Owned.zeros(shape, group, where) for _ in range(2))
 
@@ -59,14 +59,14 @@ class AdamW:
         """Return a copy of an optimiser's state, of which this rank keeps its part."""
         state = cls(shape, host.config, where, group)
         state.m.fill(flat_of(shape, host.m)), state.v.fill(flat_of(shape, host.v))
-        state.step = host.step
+        state.step, state.loss_scale = host.step, getattr(host, "loss_scale", ())
         return state
 
 
 class GPT(gpt.GPT):
     """Run `engine.GPT` on each of several GPUs.
 
-    Every rank has full copies: matrices in bfloat16 (or float32), embedding and gains in float32. In bfloat16, the
+    Every rank has full copies: matrices in 16 bits (or float32), embedding and gains in float32. With 16 bits, the
     float32 matrices that AdamW updates are stored only on their owners; `params.host()` collects them.
     """
 
@@ -114,7 +114,7 @@ class GPT(gpt.GPT):
         flat = flat_of(self.config, host)
         for bucket, whole in zip(buckets(self.config), self.read, strict=True):
             numbers = flat[bucket.start : bucket.stop]
-            upload(whole, numbers if whole.dtype == np.float32 else to_bfloat16(numbers))
+            upload(whole, to_bfloat16(numbers) if whole.dtype == np.uint16 else numbers)
         self.params.fill(flat)
 
     def decoder(self, ahead: int = 0):

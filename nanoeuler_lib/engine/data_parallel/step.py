@@ -167,6 +167,7 @@ class Step(step.Step):
             parts = self.sums.reshape(-1)
             arguments = parts, self.factor, parts.size, float(c.clip)
             p._launch("norm", p._file("adamw.cu"), "clip_factor", 1, program.SQUARES, arguments)
+            self._unscale(p)
             p.refuse(self.factor, self.losses.reshape(-1))
             for k, b in enumerate(self.cut):
                 grads, part = self.levels[0].flat[b.of(rank, size)], m.read[k][b.inside(rank, size)]
@@ -298,7 +299,7 @@ class Step(step.Step):
     def whole_gradient(self):
         """Return the gradient of the last step, before clipping, on rank 0; zeros elsewhere. All ranks must call it."""
         parts = [self.levels[0].flat[b.of(self.group.rank, self.group.size)] for b in self.cut]
-        return Owned(self.model.config, self.group, parts).host()
+        return self._unscaled(Owned(self.model.config, self.group, parts))
 
     def hash(self) -> str:
         """Return a hash of all float32 weights; call it on all ranks. Raises NanoEulerError if their copies differ."""
