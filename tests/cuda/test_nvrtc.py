@@ -99,7 +99,15 @@ for chapter in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
         magic, _, text = source.partition("\n")
         if magic == "%%cuda":
             TEXTS[f"{chapter.stem}, cell {number}"] = (text, (), 80 if "mma<" in text else 75)
-CASES = [(name, a) for name in TEXTS for a in ARCHITECTURES if int(a[3:]) >= TEXTS[name][2]]
+
+
+def architectures(name):
+    """Return all that have the instructions; of a chapter's cell, and of float16, the oldest and the newest."""
+    found = [a for a in ARCHITECTURES if int(a[3:]) >= TEXTS[name][2]]
+    return found[:: len(found) - 1] if re.search("cell|half|float16", name) else found
+
+
+CASES = [(name, a) for name in TEXTS for a in architectures(name)]
 CASES += [("matmul16.cu", "sm_90a"), ("attention, Hopper", "sm_90a")]
 
 
