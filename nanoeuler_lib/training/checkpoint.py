@@ -168,7 +168,8 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
         moments = {f"{kind}.{name}": shape for kind in "mv" for name, shape in shapes.items()}
         tensors = _read_tensors(path / "optimizer.safetensors", moments)
         optimizer = optimizer_of(config, settings)
-        optimizer.step, optimizer.loss_scale = head["step"], head["info"].get("loss_scale", ())
+        optimizer.step = head["step"]
+        optimizer.loss_scale = head["info"].get("loss_scale", ())
         for kind in "mv":
             setattr(optimizer, kind, _filled(config, tensors, f"{kind}."))
     return Checkpoint(path, GPT(config, params), tokenizer, head["step"], settings, optimizer, head["info"])
