@@ -37,12 +37,8 @@ CASES = [("bfloat16", 64), ("tf32", 64), ("bfloat16", 16)]  # precision, texts o
 FILES = "gpu_step_0", "gpu_step_1", "gpu_step_2"  # of one case each
 SETTINGS = TrainConfig(steps=1000, rate=6e-4, warmup=0)  # so that the first steps show in the losses
 STEPS, ROUNDS, AGREE = 5, 7, 3  # steps of a turn; turns; steps whose losses are compared
-APART = {
-    "bfloat16": 5e-3,
-    "float16": 2e-3,
-    "tf32": 1e-3,
-    "float32": 1e-5,
-}  # by how much of themselves losses may differ
+# By how much of themselves losses may differ.
+APART = {"bfloat16": 5e-3, "float16": 2e-3, "tf32": 1e-3, "float32": 1e-5}
 US, PEER = "NanoEuler", "torch.compile"
 MODES = {
     PEER: None,

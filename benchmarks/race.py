@@ -169,7 +169,7 @@ class RaceStep(engine.Step):
     def _tell(self):
         c, t = self.config, self.optimizer.step + 1
         rate = learning_rate(self.optimizer.step, self.recipe)
-        upload(self.numbers, [rate, 1 / (1 - c.beta1**t), 1 / (1 - c.beta2**t)])
+        upload(self.numbers, [rate, 1 / (1 - c.beta1**t), 1 / (1 - c.beta2**t), 1])
 
 
 class Engine:

@@ -130,7 +130,7 @@ class CardStep(engine.Step):
         c, t = self.config, self.optimizer.step + 1
         for _, rate, _, numbers in self.of:
             now = rate * optim.learning_rate(self.optimizer.step, c)
-            upload(numbers, [now, 1 / (1 - c.beta1**t), 1 / (1 - c.beta2**t)])
+            upload(numbers, [now, 1 / (1 - c.beta1**t), 1 / (1 - c.beta2**t), 1])
 
     def _update_list(self, plan):
         m, o, c = self.model, self.optimizer, self.config
