@@ -11,10 +11,11 @@
 //                              to all threads
 //   copy_tile(shared, map, column, row, b)   copy a box of a matrix, described by its TensorMap, to shared memory; called
 //                              by one thread; elements outside of the matrix become zeros; the bytes count at b
+//   copy_tile(shared, map, column, row, matrix, b)   the same for one of several matrices, [matrices, rows, columns]
 //   wgmma_tile(shared)         return the descriptor of a tile for wgmma: rows of 128 bytes in pieces of 16 bytes, piece
 //                              c of row r at position c ^ (r % 8) (the 128-byte swizzle), starting at a multiple of
 //                              1024 bytes; add 2 to move to the next 32 bytes of each row
-//   wgmma<N, T>(d, a, b)       d += a b^T: 64 rows and N rows of 32 bytes, described by a and b, asynchronously, by the
+//   wgmma<N, T>(d, a, b, add)  d += a b^T, or d = a b^T if add is 0 (it is 1 by default): 64 rows and N rows of 32 bytes, described by a and b, asynchronously, by the
 //                              128 threads of four warps; N = 64, 128 or 256, T = __nv_bfloat16, __half or tf32 (float
 //                              numbers whose last 13 bits are ignored); d has N / 2 numbers per thread, indexed by
 //                              compile-time constants: d[i] is row 16 warp + lane / 4 + 8 (i / 2 % 2), column
@@ -73,6 +74,11 @@ NE_HOPPER void copy_tile(void* shared, const TensorMap* map, int column, int row
                ::"r"(nanoeuler_runtime::shared_address(shared)), "l"(map), "r"(nanoeuler_runtime::shared_address(b)),
                "r"(column), "r"(row) : "memory");
 }
+NE_HOPPER void copy_tile(void* shared, const TensorMap* map, int column, int row, int matrix, unsigned long long* b) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+               ::"r"(nanoeuler_runtime::shared_address(shared)), "l"(map), "r"(nanoeuler_runtime::shared_address(b)),
+               "r"(column), "r"(row), "r"(matrix) : "memory");
+}
 
 NE_HOPPER unsigned long long wgmma_tile(const void* shared) {
   unsigned long long address = nanoeuler_runtime::shared_address(shared);
@@ -91,7 +97,7 @@ template <int N> NE_HOPPER void wgmma_hold(unsigned* a) {
 #pragma unroll
   for (int i = 0; i < N; i++) asm volatile("" : "+r"(a[i])::"memory");
 }
-template <int N, class T> NE_HOPPER void wgmma(float* d, unsigned long long a, unsigned long long b) {
+template <int N, class T> NE_HOPPER void wgmma(float* d, unsigned long long a, unsigned long long b, int add = 1) {
   static_assert(N == 0, "wgmma multiplies by 64, 128 or 256 rows of __nv_bfloat16, __half or tf32");
 }
 
@@ -111,15 +117,16 @@ template <int N, class T> NE_HOPPER void wgmma(float* d, unsigned long long a, u
 #define NE_SUMS_64(i) NE_16(i), NE_16(i + 16)
 #define NE_SUMS_128(i) NE_SUMS_64(i), NE_SUMS_64(i + 32)
 #define NE_SUMS_256(i) NE_SUMS_128(i), NE_SUMS_128(i + 64)
-#define NE_WGMMA(N, A, B, T, TYPES, LAYOUTS)                                                                          \
-  template <> NE_HOPPER void wgmma<N, T>(float* d, unsigned long long a, unsigned long long b) {                      \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" NE_NAMES_##N "}, %" #A ", %" #B ", 1, 1, 1" LAYOUTS \
-                 ";" : NE_SUMS_##N(0) : "l"(a), "l"(b) : "memory");                                                   \
+#define NE_WGMMA(N, A, B, ADD, T, TYPES, LAYOUTS)                                                                     \
+  template <> NE_HOPPER void wgmma<N, T>(float* d, unsigned long long a, unsigned long long b, int add) {             \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N TYPES         \
+                 " {" NE_NAMES_##N "}, %" #A ", %" #B ", p, 1, 1" LAYOUTS ";\n}"                                      \
+                 : NE_SUMS_##N(0) : "l"(a), "l"(b), "r"(add) : "memory");                                             \
   }
-#define NE_WGMMAS(T, TYPES, LAYOUTS)        \
-  NE_WGMMA(64, 32, 33, T, TYPES, LAYOUTS)   \
-  NE_WGMMA(128, 64, 65, T, TYPES, LAYOUTS)  \
-  NE_WGMMA(256, 128, 129, T, TYPES, LAYOUTS)
+#define NE_WGMMAS(T, TYPES, LAYOUTS)             \
+  NE_WGMMA(64, 32, 33, 34, T, TYPES, LAYOUTS)    \
+  NE_WGMMA(128, 64, 65, 66, T, TYPES, LAYOUTS)   \
+  NE_WGMMA(256, 128, 129, 130, T, TYPES, LAYOUTS)
 NE_WGMMAS(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0, 0")
 NE_WGMMAS(__half, "k16.f32.f16.f16", ", 0, 0")
 NE_WGMMAS(tf32, "k8.f32.tf32.tf32", "")
