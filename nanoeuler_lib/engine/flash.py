@@ -21,11 +21,13 @@ import numpy as np
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.cuda import launch
+from nanoeuler_lib.cuda.tensor_map import tensor_map
 from nanoeuler_lib.errors import NanoEulerError
 
 NUMBERS = {"bfloat16": "__nv_bfloat16", "uint16": "__nv_bfloat16", "float16": "__half", "float32": "float"}
 WIDTHS = 32, 64, 128
-TOGETHER = 32  # groups whose blocks run at the same time, so that their keys and values stay in the L2 cache
+# Groups, or heads, whose blocks run at the same time, so that their keys and values stay in the L2 cache.
+TOGETHER, TOGETHER_HOPPER = 32, 64
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,10 @@ def _tile(number: str, cores: bool, width: int, keys: int, warps: int, bands: in
     return Tile(f"attention_forward<{arguments}>", rows, keys, warps, shared)
 
 
-def _hopper_tile(number: str, width: int, values: int, blocks: int) -> Tile:
-    shared = (64 + (2 + values) * 64) * width * 2
-    return Tile(f"attention_forward_hopper<{number}, {width}, {values}, {blocks}>", 64, 64, 4, shared)
+def _hopper_tile(number: str, width: int, keys: int, warpgroups: int, stages: int) -> Tile:
+    arguments = f"{number}, {width}, {keys}, {warpgroups}, {stages}"
+    shared = (2 * stages * keys + 192 * warpgroups) * width * 2
+    return Tile(f"attention_forward_hopper<{arguments}>", 64 * warpgroups, keys, 4 * warpgroups + 4, shared)
 
 
 # For each head width: the tile for short texts, which takes at most 48 KB of shared memory; the tile for long texts;
@@ -122,8 +125,8 @@ TF32 = {
     128: ((16, 4, 1, 1), (32, 8, 1, 1), 128),
 }
 PLAIN = {32: ((32, 4, 1, 2),) * 2 + (0,), 64: ((32, 4, 1, 2),) * 2 + (0,), 128: ((16, 4, 1, 1),) * 2 + (0,)}
-# For each head width: number of value tiles and blocks per multiprocessor, for the Hopper tile of 64 rows and 64 keys.
-HOPPER = {64: (2, 4), 128: (1, 3)}
+# For each head width: keys of a tile, warpgroups that multiply, stages. (Chosen on an H200.)
+HOPPER = {64: (64, 4, 6), 128: (128, 2, 2)}
 
 
 def tile(number: str, width: int, time: int, on: Card, tf32: bool = False) -> Tile:
@@ -170,10 +173,16 @@ def forward(
     where, on = where or cuda.device(), on or card(where)
     number, batch, time, width = _checked_shapes(out, lse, qkv, heads, groups)
     chosen = tile(number, width, time, on, tf32)
-    pairs = batch * groups
-    grid = side_by_side(pairs, -(-time * (heads // groups) // chosen.rows), TOGETHER)
-    arguments = qkv, out, lse, pairs, time, heads, groups, float(scale)
     kernel = _kernel(chosen, where, checked)
+    if chosen.multiplies_by == "wgmma":
+        pairs, tiles = batch * heads, -(-time // chosen.rows)
+        grid, taken = (min(pairs * tiles, on.processors), 1, 1), cuda.array_module(where).zeros(1, np.int32)
+        maps = tensor_map(qkv, 64), qkv, out, lse, taken
+        arguments = *maps, pairs, min(TOGETHER_HOPPER, pairs), time, heads, groups, float(scale)
+    else:
+        pairs = batch * groups
+        grid = side_by_side(pairs, -(-time * (heads // groups) // chosen.rows), TOGETHER)
+        arguments = qkv, out, lse, pairs, time, heads, groups, float(scale)
     return [kernel.bind(grid, chosen.threads, arguments, chosen.bytes, seconds=60.0)]
 
 

@@ -20,7 +20,7 @@ template <class Number, int C> __device__ __forceinline__ int place(int row, int
 
 // ---- from global to shared memory -----------------------------------------------------------------------------
 
-// Start to copy a tile, with all threads of the block. Row r begins at `from + r pitch`; rows from `given` on become 0.
+// Start to copy a tile, with THREADS threads. Row r begins at `from + r pitch`; rows from `given` on become 0.
 template <class Number, int C, int ROWS, int THREADS>
 __device__ __forceinline__ void load_tile(Number* tile, const Number* from, size_t pitch, int given) {
   constexpr int P = PIECES<Number, C>;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void load_tile(Number* tile, const Number* from, size
   int piece = threadIdx.x % P;
 #pragma unroll
   for (int i = 0; i < ROWS * P / THREADS; i++) {
-    int row = threadIdx.x / P + i * (THREADS / P);
+    int row = threadIdx.x % THREADS / P + i * (THREADS / P);
     copy_async_cg<16>(tile + place<Number, C>(row, piece), from + row * pitch + piece * PER_PIECE<Number>,
                       row < given ? 16 : 0);
   }
@@ -183,5 +183,23 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 #else
   return exp2f(x);
+#endif
+}
+
+// x / y with an error of at most two units in the last place.
+__device__ __forceinline__ float fast_divide(float x, float y) {
+#ifdef __CUDACC__
+  return __fdividef(x, y);
+#else
+  return x / y;
+#endif
+}
+
+// log2(x) with an absolute error below 1e-6, for x from 0.5 on.
+__device__ __forceinline__ float fast_log2(float x) {
+#ifdef __CUDACC__
+  return __log2f(x);
+#else
+  return log2f(x);
 #endif
 }
