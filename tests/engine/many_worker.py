@@ -65,7 +65,10 @@ def taken(group, precision, checked=False, poison=None, shards=4, optimizer="ada
 
 def reference(optimizer):
     """Return the same steps by the engine for one GPU, which adds micro-batches one after the other."""
-    model, config = engine.GPT(MODEL, init(MODEL, 0, 0.2), where="cpu", checked=False), replace(CONFIG, optimizer=optimizer)
+    model, config = (
+        engine.GPT(MODEL, init(MODEL, 0, 0.2), where="cpu", checked=False),
+        replace(CONFIG, optimizer=optimizer),
+    )
     take = engine.Step(model, engine.AdamW(MODEL, config, "cpu"), config, 4, micro=1)
     rows = [take(*batch(number)) for number in range(STEPS)]
     return {"losses": [losses.tolist() for losses, _ in rows], "norms": [norm for _, norm in rows]}

@@ -199,6 +199,11 @@ SHAPE = "--vocab-size 264 --dim 32 --heads 1 --kv-heads 1 --layers 1 --context 8
 TRAIN = f"{SHAPE} --batch 1 --accumulate 4 --steps 6 --save-every 2 --keep-every 2 --valid-every 3 --sample-every 0"
 
 
+def begin(run, count, more=""):
+    """Return the words of a command that trains on a number of GPUs."""
+    return f"train --data text.txt --run {run} --cards {count} --device checked {TRAIN} {more}".split()
+
+
 def command(folder, *words):
     words = [sys.executable, "-m", "nanoeuler_lib.command.cli", *map(str, words)]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -223,7 +228,7 @@ def on_one(tmp_path_factory):
     """Make a run of six steps on one GPU."""
     folder = tmp_path_factory.mktemp("many")
     (folder / "text.txt").write_text(run_text())
-    completed(folder, *f"train --data text.txt --run one --cards 1 --device checked {TRAIN}".split())
+    completed(folder, *begin("one", 1))
     return folder
 
 
@@ -234,9 +239,8 @@ def test_a_signal_stops_a_run_after_its_step_where_mpirun_forwards_none(on_one, 
     """Let mpirun forward no signal, as when hwloc's OpenCL plugin loads PoCL; all ranks stop after one step."""
     for prefix in ("OMPI", "PRTE"):
         monkeypatch.setitem(ENVIRONMENT, f"{prefix}_MCA_ess_base_forward_signals", "none")
-    endless = f"{TRAIN} --steps 5000 --save-every 5000"
-    words = f"train --data text.txt --run {number.name} --cards 2 --device checked {endless}"
-    process, folder = command(on_one, *words.split()), on_one / number.name
+    words = begin(number.name, 2, "--steps 5000 --save-every 5000")
+    process, folder = command(on_one, *words), on_one / number.name
     _wait_for_steps(process, folder, 3)
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)
@@ -267,23 +271,25 @@ def _wait_for_steps(process, folder, count):
 
 @pytest.mark.full
 @with_mpirun
-def test_a_run_that_was_killed_on_two_goes_on_on_one_with_the_same_bits(on_one):
+@pytest.mark.parametrize("one, two, more", [("one", "two", ""), ("muon", "muon-two", "--optimizer muon")])
+def test_a_run_that_was_killed_on_two_goes_on_on_one_with_the_same_bits(on_one, one, two, more):
     """Kill one process: one line names it. Then resume without --gpus, and replay on two GPUs."""
-    words = f"train --data text.txt --run two --cards 2 --device checked {TRAIN}".split()
-    process, folder = command(on_one, *words), on_one / "two"
+    if more:
+        completed(on_one, *begin(one, 1, more))
+    process, folder = command(on_one, *begin(two, 2, more)), on_one / two
     _wait_for_steps(process, folder, 3)
     ranks = [int(file.parent.name) for file in Path("/proc").glob("[0-9]*/stat") if _is_rank_1(file.parent, on_one)]
     os.kill(ranks[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
-    why = r"has ended; the checkpoint of step [24] is intact: continue with --resume two"
+    why = r"has ended; the checkpoint of step [24] is intact: continue with --resume " + two
     assert re.fullmatch(rf"nanoeuler: rank 1 \(process {ranks[0]}\) {why}\n", errors), errors
-    completed(on_one, "train", "--resume", "two")
-    assert digests(folder) == digests(on_one / "one")
-    hashes = [[e["hash"] for e in run_folder.read_log(on_one / name) if "hash" in e] for name in ("one", "two")]
+    completed(on_one, "train", "--resume", two)
+    assert digests(folder) == digests(on_one / one)
+    hashes = [[e["hash"] for e in run_folder.read_log(on_one / name) if "hash" in e] for name in (one, two)]
     assert hashes[0] == hashes[1] != []
     assert len(checkpoint.folders(folder)) == 4  # --keep-every
-    told = json.loads(completed(on_one, "replay", "one", "--steps", "5:6", "--cards", 2, "--json"))
+    told = json.loads(completed(on_one, "replay", one, "--steps", "5:6", "--cards", 2, "--json"))
     assert told["from"] == 4 and told["same"] and [row["step"] for row in told["steps"]] == [5, 6]
 
 
@@ -358,11 +364,21 @@ def test_what_cards_cannot_do_is_one_line(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.full
-def test_a_card_that_cannot_hold_a_shard_is_told(monkeypatch):
-    group, (model, config) = data_parallel.Group(), (many_worker.MODEL, many_worker.CONFIG)
-    placed = data_parallel.GPT(model, init(model, 0), group, where="cpu", checked=False)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_step_takes_the_memory_that_it_said_and_a_card_that_cannot_hold_a_shard_is_told(optimizer, monkeypatch):
+    group, model = data_parallel.Group(), many_worker.MODEL
+    config = replace(many_worker.CONFIG, optimizer=optimizer)
+    placed = data_parallel.GPT(model, init(model, 0), group, optimizer, where="cpu", checked=False)
+    arguments = placed, data_parallel.AdamW(model, config, "cpu", group), config, 4
+    take = data_parallel.Step(*arguments)
+    states = *placed.read, *arguments[1].m.slices, *arguments[1].v.slices, *(level.flat for level in take.levels)
+    scratch = [x for name, x in vars(take.works[0]).items() if name != "groups"] if optimizer == "muon" else []
+    buffers = placed.block_bytes + sum(x.nbytes for x in scratch)
+    assert take._needs() == {"states": sum(x.nbytes for x in states), "buffers": buffers}
+    other = replace(config, optimizer="adamw" if optimizer == "muon" else "muon")
+    assert f"optimizer must be {other.optimizer}, as in" in error_of(data_parallel.Step, *arguments[:2], other, 4)
     monkeypatch.setattr(many_step, "free_bytes", lambda where: 1 << 10)
-    message = error_of(data_parallel.Step, placed, data_parallel.AdamW(model, config, "cpu", group), config, 4)
+    message = error_of(data_parallel.Step, *arguments)
     assert message.startswith("out of memory: a shard of 1 rows takes 0.0 GiB, 0.0 GiB are free, and a run cannot")
 
 

@@ -72,7 +72,7 @@ class GPT(gpt.GPT):
     """
 
     def __init__(self, config: ModelConfig, params: Mapping, group: Group, optimizer: str = "adamw", **options: Any):
-        self.group, self.cut = group, buckets(config, optimizer)
+        self.group, self.optimizer, self.cut = group, optimizer, buckets(config, optimizer)
         super().__init__(config, params, **options)
 
     def _bytes_of_weights(self):

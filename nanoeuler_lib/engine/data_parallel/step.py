@@ -16,7 +16,7 @@ from nanoeuler_lib import __version__, cuda
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.cuda.blas import Product, on_card
 from nanoeuler_lib.engine import program, step
-from nanoeuler_lib.engine.data_parallel.cut import PARTS, WholeMatrices, buckets, expect_shards, tree
+from nanoeuler_lib.engine.data_parallel.cut import PARTS, WholeMatrices, expect_shards, tree
 from nanoeuler_lib.engine.data_parallel.gpt import GPT, AdamW, Owned
 from nanoeuler_lib.engine.memory import (
     ALIGN,
@@ -52,10 +52,12 @@ class Step(step.Step):
         workers: int | None = None,
     ):
         self._begin(owner, optimizer, config, rows, config.batch)
-        self.group, self.cut = owner.group, buckets(owner.config, config.optimizer)
+        self.group, self.cut = owner.group, owner.cut
         expect_shards(config, self.group.size)
-        if owner.cut != self.cut:
-            raise NanoEulerError(f"weights must be distributed for {config.optimizer}: GPT(..., optimizer=...)")
+        if owner.optimizer != config.optimizer:
+            raise NanoEulerError(
+                f"the model's optimizer must be {config.optimizer}, as in the settings, got {owner.optimizer}"
+            )
         self.local = config.accumulate // self.group.size
         where, rank, size = owner.program.where, self.group.rank, self.group.size
         # Muon multiplies the matrices of a piece together. The pieces must not depend on the number of GPUs, because
@@ -205,7 +207,9 @@ class Step(step.Step):
                 p.adamw(*arrays, self.factor, self.numbers, decayed, c)
             for (k, part), work in zip(self.pieces, self.works, strict=True):
                 b, start = self.cut[k], self.cut[k].of(rank, size).start
-                params, momentum = (x[part.start - start : part.stop - start] for x in (m.params.slices[k], o.m.slices[k]))
+                params, momentum = (
+                    x[part.start - start : part.stop - start] for x in (m.params.slices[k], o.m.slices[k])
+                )
                 copy = m.read[k][part.start - b.start : part.stop - b.start]
                 arrays = params, self.levels[0].flat[part], momentum, None if copy.dtype == np.float32 else copy
                 p.muon(*arrays, self.factor, self.numbers, optim.MUON_BETA, c.decay, work)
