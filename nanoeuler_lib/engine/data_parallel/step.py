@@ -60,12 +60,12 @@ class Step(step.Step):
             )
         self.local = config.accumulate // self.group.size
         where, rank, size = owner.program.where, self.group.rank, self.group.size
-        # Muon multiplies the matrices of a piece together. The pieces must not depend on the number of GPUs, because
-        # cuBLASLt's algorithm depends on how many matrices it multiplies, and decides the order of the sums
+        # Muon multiplies matrices of the same piece together. Pieces must not depend on the number of GPUs, because
+        # cuBLASLt chooses its algorithm, and thereby the order of the sums, by the number of matrices
         own = range(rank * PARTS // size, (rank + 1) * PARTS // size)
         pieces = [(k, b.share(i, i + 1)) for k, b in enumerate(self.cut) if isinstance(b, WholeMatrices) for i in own]
-        self.pieces = [(k, part) for k, part in pieces if part.start < part.stop]
-        self.matrices = [muon_groups(owner.config, part) for _, part in self.pieces]
+        self.pieces = [(k, piece) for k, piece in pieces if piece.start < piece.stop]
+        self.matrices = [muon_groups(owner.config, piece) for _, piece in self.pieces]
         self._expect_room()
         self.works = muon_work(self.matrices, owner.precision, where)
         owner.plan(self.micro, owner.config.context)  # the largest plan first: all others fit into its memory
@@ -115,7 +115,10 @@ class Step(step.Step):
             )
 
     def bits(self) -> dict:
-        """Return the versions, GPU and product algorithms that, besides the settings, decide a run's exact results."""
+        """Return the versions, GPU and product algorithms that, besides the settings, decide a run's exact results.
+
+        Every rank has to call it.
+        """
         m = self.model
         on, plan = m.program.on, m.plan(self.micro, m.config.context)
         lists = *(piece for piece, *_ in self._shard_lists(plan, 0)), self._update_list(plan)
@@ -205,14 +208,13 @@ class Step(step.Step):
                 decayed = grads.size if b.start < gains else 0
                 arrays = m.params.slices[k], grads, o.m.slices[k], o.v.slices[k], copy
                 p.adamw(*arrays, self.factor, self.numbers, decayed, c)
-            for (k, part), work in zip(self.pieces, self.works, strict=True):
-                b, start = self.cut[k], self.cut[k].of(rank, size).start
-                params, momentum = (
-                    x[part.start - start : part.stop - start] for x in (m.params.slices[k], o.m.slices[k])
-                )
-                copy = m.read[k][part.start - b.start : part.stop - b.start]
-                arrays = params, self.levels[0].flat[part], momentum, None if copy.dtype == np.float32 else copy
-                p.muon(*arrays, self.factor, self.numbers, optim.MUON_BETA, c.decay, work)
+            for (k, piece), work in zip(self.pieces, self.works, strict=True):
+                b, mine = self.cut[k], self.cut[k].of(rank, size)
+                own = slice(piece.start - mine.start, piece.stop - mine.start)
+                copy = m.read[k][piece.start - b.start : piece.stop - b.start]
+                arrays = m.params.slices[k][own], self.levels[0].flat[piece], o.m.slices[k][own]
+                copy = None if copy.dtype == np.float32 else copy
+                p.muon(*arrays, copy, self.factor, self.numbers, optim.MUON_BETA, c.decay, work)
 
         return plan.list(("update", self.key), record)
 
