@@ -103,7 +103,11 @@ class Problem:
         """Return out and lse of the kernel; places that it does not write stay NaN."""
         out, lse = stored(np.full(self.y.shape, np.nan), self.kind), xp.full(self.lse.shape, np.nan, np.float32)
         options = dict(tf32=self.kind == "tf32", on=on, checked=checked)
-        flash.run(flash.forward(out, lse, stored(self.qkv, self.kind), self.H, self.G, self.scale, **options))
+        launches = flash.forward(out, lse, stored(self.qkv, self.kind), self.H, self.G, self.scale, **options)
+        flash.run(launches)
+        if on is HOPPER:  # whose kernel counts what is done, and must begin again at 0
+            out[...] = lse[...] = 0
+            flash.run(launches)
         return download(out).astype(np.float64), download(lse)
 
     def arrays(self):
@@ -166,7 +170,7 @@ FORWARD = [  # type, C, B, T, H, G; the GPU; further options
     (("float32", 32, 2, 67, 6, 2), TURING, {}),
     # Equal scores, or scores so far apart that exp overflows unless the largest score is subtracted.
     *(((kind, 64, 1, 66, 2, 1), AMPERE, dict(size=size)) for kind in KINDS for size in (0.0, 300.0)),
-    *((("bfloat16", 64, 1, 66, 2, 1), HOPPER, dict(size=size)) for size in (0.0, 300.0)),
+    *((("bfloat16", 64, 1, 200, 2, 1), HOPPER, dict(size=size)) for size in (0.0, 300.0)),
     (("bfloat16", 32, 1, 40, 2, 2), AMPERE, dict(scale=1.0, size=0.2)),
 ]
 BACKWARD = [  # type, C, B, T, H, G; options of `backward`; further options
