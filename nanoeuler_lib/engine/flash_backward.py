@@ -15,6 +15,7 @@ import numpy as np
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.engine.flash import Card, _address, _checked_shapes, card, side_by_side
+from nanoeuler_lib.cuda.tensor_map import tensor_map
 from nanoeuler_lib.errors import NanoEulerError
 
 HEADS_TOGETHER, GROUPS_TOGETHER = 32, 64  # heads or groups whose blocks run at the same time, longest blocks first
@@ -54,6 +55,32 @@ TILES = {
     ],
     256: [(200, *[Tile(64, 64, 4)] * 2), (132, SMALL, SMALL), (48, *[Tile(32, 16, 2)] * 2)],
     512: [(99, Tile(64, 16, 4), Tile(64, 16, 4, hold=0)), (64, Tile(16, 16, 1), Tile(16, 16, 1, hold=0))],
+}
+
+
+@dataclass(frozen=True)
+class HopperTile:
+    """Describe a tile of the kernels for Hopper: a block owns `rows` queries (or keys), 64 per warpgroup.
+
+    step: number of keys (or queries) per step; stages: number of steps whose tiles are in shared memory; blocks: number
+    of blocks per multiprocessor; late: wait for a step's last products only in the next step.
+    """
+
+    rows: int
+    step: int
+    stages: int
+    blocks: int
+    late: bool
+
+    def bytes(self, width: int) -> int:
+        """Return the bytes of shared memory for heads of `width` numbers; each warp has room for lse and delta."""
+        return 4 * (self.rows + self.stages * self.step) * width + self.rows * self.step
+
+
+# For each head width: the tile of the queries' kernel and the tile of the keys' kernel.
+HOPPER = {
+    64: (HopperTile(128, 64, 3, 1, False), HopperTile(128, 64, 3, 1, False)),
+    128: (HopperTile(128, 64, 3, 1, False), HopperTile(128, 64, 2, 1, False)),
 }
 
 
@@ -103,6 +130,24 @@ def backward(
     if cores:
         on.expect_cores(number)
     size, turn = qkv.dtype.itemsize, tables is not None
+    cosine, sine = tables if turn else (lse, lse)  # without tables, any arrays do: the kernels do not read them
+    shape, options = (T, heads, groups, float(scale)), {"seconds": 60.0}
+    if on.capability == 90 and size == 2 and C in HOPPER and work is None:
+        own = HOPPER[C]
+        names = tuple(_hopper_name(kernel, number, C, tile, turn) for kernel, tile in zip(("queries", "keys"), own))
+        kernels, maps = _module(names, where, checked), (tensor_map(qkv, 64), tensor_map(dout, 64))
+        given = (
+            (*maps, qkv, out, dout, lse, delta, dqkv, cosine, sine, B * heads, *shape),
+            (*maps, qkv, dout, lse, delta, dqkv, cosine, sine, B * groups, *shape),
+        )
+        return [
+            kernels[name].bind(
+                side_by_side(pairs, -(-T // tile.rows), together), 2 * tile.rows, arguments, tile.bytes(C), **options
+            )
+            for name, tile, arguments, pairs, together in zip(
+                names, own, given, (B * heads, B * groups), (HEADS_TOGETHER, GROUPS_TOGETHER)
+            )
+        ]
     of_queries, of_keys = tiles(size, C, T, on.shared, cores)
     if work is not None:  # dS needs shared memory as well
         of_keys = replace(of_keys, step=min(of_keys.step, 64), hold=0)
@@ -110,8 +155,6 @@ def backward(
         raise NanoEulerError(f"`work` with heads of {C} numbers needs 80 KB of shared memory, got {on.shared} bytes")
     names = _names(number, cores, C, of_queries, of_keys, turn, work is not None)
     kernels = _module(names, where, checked)
-    cosine, sine = tables if turn else (lse, lse)  # without tables, any arrays do: the kernels do not read them
-    shape, options = (T, heads, groups, float(scale)), {"seconds": 60.0}
     keys = kernels[names[1]].bind(
         side_by_side(B * groups, -(-T // of_keys.rows), GROUPS_TOGETHER), 32 * of_keys.warps,
         (qkv, dout, lse, delta, dqkv, lse if work is None else work, cosine, sine, B * groups, *shape),
@@ -128,6 +171,12 @@ def backward(
         keys,
         kernels[names[2]].bind(few, 256, (work, dqkv, cosine, sine, B, *shape), **options),
     ]
+
+
+def _hopper_name(kernel: str, number: str, C: int, tile: HopperTile, turn: bool) -> str:
+    late, turn = str(tile.late).lower(), str(turn).lower()
+    sizes = f"{C}, {tile.rows}, {tile.step}, {tile.stages}, {tile.blocks}"
+    return f"attention_backward_{kernel}_hopper<{number}, {sizes}, {late}, {turn}>"
 
 
 def _names(number: str, cores: bool, C: int, of_queries: Tile, of_keys: Tile, turn: bool, atomic: bool):

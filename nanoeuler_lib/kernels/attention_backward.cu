@@ -15,6 +15,8 @@
 // HOLD: keep them in registers, as fragments, all the time.
 #include <fours.cuh>
 #include <attention.cuh>
+#include <hopper.cuh>
+#include <named_barrier.cuh>
 
 constexpr float LOG2_E = 1.44269504f;
 
@@ -154,7 +156,7 @@ attention_backward_queries(const Number* __restrict__ qkv, const Number* __restr
                            Number* __restrict__ dqkv, const float* __restrict__ cosine, const float* __restrict__ sine,
                            int pairs, int T, int heads, int groups, float scale) {
   constexpr int BANDS = ROWS / (16 * WARPS), THREADS = 32 * WARPS;
-  extern __shared__ __align__(16) unsigned memory[];
+  extern __shared__ __align__(1024) unsigned memory[];
   Number *own_q = (Number*)memory, *own_slope = own_q + ROWS * C, *tiles = own_slope + ROWS * C;  // k, v, k, v
   int pair = blockIdx.z * gridDim.x + blockIdx.x, head = pair % heads, text = pair / heads;
   int first = (gridDim.y - 1 - blockIdx.y) * ROWS;  // the longest rows first
@@ -369,7 +371,7 @@ attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict
                         int groups, float scale) {
   constexpr int BANDS = ROWS / (16 * WARPS), THREADS = 32 * WARPS;
   constexpr int AT_ONCE = HOLD == 2 ? 4 : 1;  // unrolling takes registers, which a smaller HOLD is meant to save
-  extern __shared__ __align__(16) unsigned memory[];
+  extern __shared__ __align__(1024) unsigned memory[];
   Number *own_k = (Number*)memory, *own_v = own_k + ROWS * C, *tiles = own_v + ROWS * C;  // q, dout, q, dout
   float* numbers = (float*)(tiles + 4 * STEP * C);                                         // lse, delta, lse, delta
   Number* parts = (Number*)(numbers + 4 * STEP);                                           // ds^T of one step
@@ -469,6 +471,395 @@ attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict
     put_band<Number, C, TURN>(to, stride, dk[band], scale, own_k + row * C, first + row, T, cosine, sine);
     put_band<Number, C, false>(to + groups * C, stride, dv[band], 1.0f, own_v + row * C, first + row, T, cosine, sine);
   }
+}
+
+// ---- Hopper: the same two kernels with wgmma -------------------------------------------------------------------------
+// A block has ROWS / 64 warpgroups, each of which owns 64 rows. All of them multiply by the same tiles of STEP rows, of
+// which STAGES are in shared memory. Thread 0 lets TMA copy the next tiles when all warpgroups have finished the old
+// ones. A tile, and each warpgroup's own rows, consist of boxes of 64 columns. On other GPUs, and in the checker, all
+// threads copy, and each warp multiplies its 16 rows by mma. LATE: wait for a step's last products in the next step.
+
+constexpr int BOX = 64;  // rows and columns of a box
+
+template <int STAGES> struct Barriers {
+  unsigned long long own, filled[STAGES], emptied[STAGES];
+};
+
+// Start to copy ROWS rows of C numbers from a matrix [B, T, columns] to a tile. Rows from T on become 0.
+template <class Number, int C, int ROWS>
+__device__ __forceinline__ void copy_boxes(Number* tile, const TensorMap& map, const Number* matrix, int columns,
+                                           int column, int row, int text, int T, unsigned long long* filled) {
+#pragma unroll
+  for (int i = 0; i < C / BOX * (ROWS / BOX); i++) {
+    int c = i / (ROWS / BOX) * BOX, r = i % (ROWS / BOX) * BOX;
+    Number* box = tile + c * ROWS + r * BOX;
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    copy_tile(box, &map, column + c, row + r, text, filled);
+#else
+    const Number* from = matrix + ((size_t)text * T + row + r) * columns + column + c;
+    load_tile<Number, BOX, BOX, 128>(box, from, columns, T - row - r);
+#endif
+  }
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+template <int STAGES> __device__ __forceinline__ void start(Barriers<STAGES>& b) {
+  if (threadIdx.x == 0) {
+    mbarrier_init(&b.own, 1);
+    for (int i = 0; i < STAGES; i++) {
+      mbarrier_init(&b.filled[i], 1);
+      mbarrier_init(&b.emptied[i], blockDim.x / 32);  // one lane of each warp arrives
+    }
+  }
+  fence_async();
+  __syncthreads();
+}
+__device__ __forceinline__ bool may_copy_own(unsigned long long* own, int bytes) {
+  if (threadIdx.x == 0) mbarrier_expect(own, bytes);
+  return threadIdx.x == 0;
+}
+__device__ __forceinline__ void wait_own(unsigned long long* own) { mbarrier_wait(own, 0); }
+// Whether this thread copies the tiles of a step, of so many bytes; if so, wait until their stage is empty.
+template <int STAGES> __device__ __forceinline__ bool may_copy(Barriers<STAGES>& b, int step, int bytes) {
+  if (threadIdx.x != 0) return false;
+  if (step >= STAGES) mbarrier_wait(&b.emptied[step % STAGES], (step / STAGES + 1) % 2);
+  mbarrier_expect(&b.filled[step % STAGES], bytes);
+  return true;
+}
+template <int STAGES> __device__ __forceinline__ void wait_filled(Barriers<STAGES>& b, int step) {
+  copy_async_wait<0>();
+  mbarrier_wait(&b.filled[step % STAGES], step / STAGES % 2);
+  __syncwarp();
+}
+template <int STAGES> __device__ __forceinline__ void tell_emptied(Barriers<STAGES>& b, int step) {
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(&b.emptied[step % STAGES]);
+}
+
+// s = own tile^T, for the warpgroup's 64 rows and the STEP rows of a tile.
+template <class Number, int C, int STEP>
+__device__ __forceinline__ void start_scores(float* s, const Number* own, const Number* tile) {
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < C / 16; i++)
+    wgmma<STEP, Number>(s, wgmma_tile(own + i / 4 * BOX * BOX) + i % 4 * 2, wgmma_tile(tile + i / 4 * BOX * STEP) + i % 4 * 2,
+                        i > 0);
+  wgmma_commit();
+}
+// sum += a tile, for 64 rows of STEP numbers in registers.
+template <class Number, int C, int STEP>
+__device__ __forceinline__ void start_product(float* sum, unsigned (*a)[4], const Number* tile) {
+  wgmma_hold<C / 2>(sum);
+  wgmma_hold<STEP / 4>(a[0]);
+  wgmma_fence();
+#pragma unroll
+  for (int n = 0; n < STEP / 16; n++)
+#pragma unroll
+    for (int c = 0; c < C; c += BOX)
+      wgmma_of_registers<Number>(sum + c / 2, a[n], wgmma_tile(tile + c * STEP) + 128 * n);
+  wgmma_commit();
+}
+// Wait for all but the last GROUPS of these; their results are in the registers `s`.
+template <int GROUPS, int N> __device__ __forceinline__ void finish(float* s) {
+  wgmma_wait<GROUPS>();
+  wgmma_hold<N>(s);
+}
+template <int N> __device__ __forceinline__ void keep(unsigned (*a)[4]) { wgmma_hold<N>(a[0]); }
+
+#else
+
+template <int STAGES> __device__ __forceinline__ void start(Barriers<STAGES>&) {}
+__device__ __forceinline__ bool may_copy_own(unsigned long long*, int) { return threadIdx.x < 128; }
+__device__ __forceinline__ void wait_own(unsigned long long*) {
+  copy_async_wait<0>();
+  __syncthreads();
+}
+template <int STAGES> __device__ __forceinline__ bool may_copy(Barriers<STAGES>&, int, int) {
+  return threadIdx.x < 128;
+}
+template <int STAGES> __device__ __forceinline__ void wait_filled(Barriers<STAGES>&, int) {
+  copy_async_wait<0>();
+  __syncthreads();  // the tiles have arrived, and no thread reads those of the last step any more
+}
+template <int STAGES> __device__ __forceinline__ void tell_emptied(Barriers<STAGES>&, int) {}
+
+template <class Number, int C, int STEP>
+__device__ __forceinline__ void start_scores(float* s, const Number* own, const Number* tile) {
+  for (int i = 0; i < STEP / 2; i++) s[i] = 0;
+  for (int c = 0; c < C; c += BOX)
+    for (int n = 0; n < STEP; n += 16) {
+      int top[1] = {threadIdx.x / 32 % 4 * 16};
+      add_scores<Number, true, BOX, 1, false>((float(*)[2][4])(s + n / 2), nullptr, own + c * BOX, top, tile + c * STEP, n);
+    }
+}
+template <class Number, int C, int STEP>
+__device__ __forceinline__ void start_product(float* sum, unsigned (*a)[4], const Number* tile) {
+  for (int c = 0; c < C; c += BOX)
+    for (int n = 0; n < STEP / 16; n++)
+      add_product<Number, true, BOX, 1>((float(*)[BOX / 8][4])(sum + c / 2), (unsigned(*)[1][4])a[n], tile + c * STEP,
+                                        16 * n);
+}
+template <int GROUPS, int N> __device__ __forceinline__ void finish(float*) {}
+template <int N> __device__ __forceinline__ void keep(unsigned (*)[4]) {}
+
+#endif
+
+// Wait for the other warps of this warpgroup.
+template <int ROWS> __device__ __forceinline__ void wait_team() {
+#pragma unroll
+  for (int team = 0; team < ROWS / 64; team++)  // the compiler counts the barriers, so their numbers are constants
+    if (threadIdx.x / 128 == team) named_barrier_sync(1 + team, 128);
+}
+
+// dq and delta. Launch the grid of `queries` with 2 ROWS threads and 2 (ROWS + STAGES STEP) C sizeof(Number) bytes of
+// shared memory; the maps are those of qkv and dout, [B, T, columns], in boxes of 64 rows.
+template <class Number, int C, int ROWS, int STEP, int STAGES, int BLOCKS, bool LATE, bool TURN>
+__global__ void __launch_bounds__(2 * ROWS, BLOCKS)
+attention_backward_queries_hopper(const __grid_constant__ TensorMap map, const __grid_constant__ TensorMap map_dout,
+                                  const Number* __restrict__ qkv, const Number* __restrict__ out,
+                                  const Number* __restrict__ dout, const float* __restrict__ lse,
+                                  float* __restrict__ delta, Number* __restrict__ dqkv,
+                                  const float* __restrict__ cosine, const float* __restrict__ sine, int pairs, int T,
+                                  int heads, int groups, float scale) {
+  constexpr int TILE = STEP * C, BYTES = 2 * TILE * (int)sizeof(Number);
+  extern __shared__ __align__(1024) unsigned memory[];
+  __shared__ Barriers<STAGES> barriers;
+  int pair = blockIdx.z * gridDim.x + blockIdx.x, head = pair % heads, text = pair / heads;
+  int first = (gridDim.y - 1 - blockIdx.y) * ROWS;  // the longest rows first
+  if (pair >= pairs) return;
+  int team = threadIdx.x / 128, lane = lane_of(), row = 64 * team + threadIdx.x / 32 % 4 * 16;  // row: of this warp
+  int steps = (min(first + ROWS, T) + STEP - 1) / STEP;
+  int columns = (heads + 2 * groups) * C, key = (heads + head / (heads / groups)) * C;
+  Number *own = (Number*)memory, *tiles = own + 2 * ROWS * C;  // own: q and dout of each warpgroup; tiles: k, v, k, v
+  Number *q = own + 2 * team * 64 * C, *slope = q + 64 * C;
+  start(barriers);
+  auto fetch = [&](int step) {
+    Number* tile = tiles + step % STAGES * 2 * TILE;
+    if (step < steps && may_copy(barriers, step, BYTES)) {
+      unsigned long long* filled = &barriers.filled[step % STAGES];
+      copy_boxes<Number, C, STEP>(tile, map, qkv, columns, key, step * STEP, text, T, filled);
+      copy_boxes<Number, C, STEP>(tile + TILE, map, qkv, columns, key + groups * C, step * STEP, text, T, filled);
+    }
+    copy_async_commit();
+  };
+  if (may_copy_own(&barriers.own, 2 * ROWS * C * sizeof(Number)))
+    for (int r = 0; r < ROWS; r += 64) {
+      copy_boxes<Number, C, 64>(own + 2 * r * C, map, qkv, columns, head * C, first + r, text, T, &barriers.own);
+      copy_boxes<Number, C, 64>(own + (2 * r + 64) * C, map_dout, dout, heads * C, head * C, first + r, text, T,
+                                &barriers.own);
+    }
+  for (int step = 0; step < STAGES - 1; step++) fetch(step);
+
+  float base[2], mean[2] = {};  // lse to base 2, and delta
+  uint4 outputs[2][C / 32] = {};
+  size_t at = ((size_t)text * heads + head) * T + first + row + lane / 4;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    int position = first + row + lane / 4 + 8 * half;
+    base[half] = position < T ? lse[at + 8 * half] * LOG2_E : 0.0f;
+    const Number* here = out + (((size_t)text * T + position) * heads + head) * C + lane % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < C / 32; i++)
+      if (position < T) outputs[half][i] = *(const uint4*)(here + 32 * i);
+  }
+  wait_own(&barriers.own);
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+#pragma unroll
+    for (int i = 0; i < C / 32; i++) {
+      const Number* box = slope + i / 2 * BOX * BOX;
+      Sixteen<Number> a = read_sixteen((const Number*)&outputs[half][i]);
+      Sixteen<Number> b = read_sixteen(box + place<Number, BOX>(row % 64 + lane / 4 + 8 * half, i % 2 * 4 + lane % 4));
+#pragma unroll
+      for (int j = 0; j < 2; j++)
+        mean[half] += a.four[j].x * b.four[j].x + a.four[j].y * b.four[j].y + a.four[j].z * b.four[j].z +
+                      a.four[j].w * b.four[j].w;
+    }
+    mean[half] += __shfl_xor_sync(0xffffffffu, mean[half], 1);
+    mean[half] += __shfl_xor_sync(0xffffffffu, mean[half], 2);
+    if (first + row + lane / 4 + 8 * half < T && lane % 4 == 0) delta[at + 8 * half] = mean[half];
+  }
+
+  float dq[C / 2] = {}, power = scale * LOG2_E;
+  unsigned ds[STEP / 16][4];
+  for (int step = 0; step < steps; step++) {
+    const Number *k = tiles + step % STAGES * 2 * TILE, *v = k + TILE;
+    int ahead = step * STEP - first;  // position of the first key minus that of the block's first query
+    wait_filled(barriers, step);
+    if (ahead > 64 * team + 63) {  // all keys are in the future
+      if (LATE) finish<0, C / 2>(dq);
+      if (LATE && step > 0) tell_emptied(barriers, step - 1);
+      fetch(step + STAGES - 1);
+      if (!LATE) tell_emptied(barriers, step);
+      continue;
+    }
+    float s[STEP / 2], dp[STEP / 2];
+    start_scores<Number, C, STEP>(s, q, k);
+    start_scores<Number, C, STEP>(dp, slope, v);
+    if (LATE) {
+      finish<2, C / 2>(dq);
+      keep<STEP / 4>(ds);
+      if (step > 0) tell_emptied(barriers, step - 1);
+    }
+    finish<1, STEP / 2>(s);
+    if (ahead + STEP - 1 > 64 * team)
+#pragma unroll
+      for (int i = 0; i < STEP / 2; i++)
+        if (ahead + i / 4 * 8 + 2 * (lane % 4) + i % 2 > row + lane / 4 + i / 2 % 2 * 8) s[i] = -3e38f;
+#pragma unroll
+    for (int i = 0; i < STEP / 2; i++) s[i] = fast_exp2(s[i] * power - base[i / 2 % 2]);
+    fetch(step + STAGES - 1);  // here its branch keeps the compiler from moving the powers behind the next line
+    finish<0, STEP / 2>(dp);
+#pragma unroll
+    for (int i = 0; i < STEP / 2; i++) s[i] *= dp[i] - mean[i / 2 % 2];
+#pragma unroll
+    for (int n = 0; n < STEP / 16; n++) as_factor<Number, true>(&ds[n], (const float(*)[4])(s + 8 * n));
+    start_product<Number, C, STEP>(dq, ds, k);
+    if (!LATE) {
+      finish<0, C / 2>(dq);
+      keep<STEP / 4>(ds);
+      tell_emptied(barriers, step);
+    }
+  }
+  if (LATE) {
+    finish<0, C / 2>(dq);
+    keep<STEP / 4>(ds);
+  }
+  wait_team<ROWS>();  // the warpgroup has finished with its own rows, whose memory is reused
+  size_t from = (size_t)text * T * columns;
+  put_band<Number, C, TURN>(dqkv + from + (size_t)(first + row) * columns + head * C, columns, (const float(*)[4])dq,
+                            scale, q + row % 64 * C, first + row, T, cosine, sine);
+}
+
+// dk and dv. Launch the grid of `keys` with 2 ROWS threads and 2 (ROWS + STAGES STEP) C sizeof(Number) + ROWS STEP
+// bytes of shared memory. The maps: as above.
+template <class Number, int C, int ROWS, int STEP, int STAGES, int BLOCKS, bool LATE, bool TURN>
+__global__ void __launch_bounds__(2 * ROWS, BLOCKS)
+attention_backward_keys_hopper(const __grid_constant__ TensorMap map, const __grid_constant__ TensorMap map_dout,
+                               const Number* __restrict__ qkv, const Number* __restrict__ dout,
+                               const float* __restrict__ lse, const float* __restrict__ delta,
+                               Number* __restrict__ dqkv, const float* __restrict__ cosine,
+                               const float* __restrict__ sine, int pairs, int T, int heads, int groups, float scale) {
+  constexpr int TILE = STEP * C, BYTES = 2 * TILE * (int)sizeof(Number);
+  extern __shared__ __align__(1024) unsigned memory[];
+  __shared__ Barriers<STAGES> barriers;
+  int pair = blockIdx.z * gridDim.x + blockIdx.x, group = pair % groups, text = pair / groups;
+  int first = blockIdx.y * ROWS;  // the longest rows first
+  if (pair >= pairs) return;
+  int team = threadIdx.x / 128, lane = lane_of(), row = 64 * team + threadIdx.x / 32 % 4 * 16;  // row: of this warp
+  int columns = (heads + 2 * groups) * C, key = (heads + group) * C;
+  // For each head of the group, `each` steps, the first of which contains the block's first key.
+  int start_at = first / STEP * STEP, each = (T - start_at + STEP - 1) / STEP, steps = heads / groups * each;
+  int first_head = group * (heads / groups);
+  Number *own = (Number*)memory, *tiles = own + 2 * ROWS * C;  // own: k, v of each warpgroup; tiles: q, dout, q, dout
+  Number *k = own + 2 * team * 64 * C, *v = k + 64 * C;
+  float* numbers = (float*)(tiles + 2 * STAGES * TILE) + threadIdx.x / 32 * 4 * STEP;  // of this warp: lse, delta, twice
+  start(barriers);
+  auto fetch = [&](int step) {
+    int head = (first_head + step / each) * C, query = start_at + step % each * STEP;
+    Number* tile = tiles + step % STAGES * 2 * TILE;
+    if (step < steps && may_copy(barriers, step, BYTES)) {
+      unsigned long long* filled = &barriers.filled[step % STAGES];
+      copy_boxes<Number, C, STEP>(tile, map, qkv, columns, head, query, text, T, filled);
+      copy_boxes<Number, C, STEP>(tile + TILE, map_dout, dout, heads * C, head, query, text, T, filled);
+    }
+    copy_async_commit();
+  };
+  auto fetch_numbers = [&](int step) {
+    if (step < steps) {
+      int head = first_head + step / each, query = start_at + step % each * STEP;
+      size_t at = ((size_t)text * heads + head) * T + query;
+      float* its = numbers + step % 2 * 2 * STEP;
+#pragma unroll
+      for (int i = lane; i < 2 * STEP; i += 32) {
+        bool there = query + i % STEP < T;
+        copy_async<4>(its + i, (i < STEP ? lse : delta) + at + (there ? i % STEP : 0), there ? 4 : 0);
+      }
+    }
+    copy_async_commit();
+  };
+  if (may_copy_own(&barriers.own, 2 * ROWS * C * sizeof(Number)))
+    for (int r = 0; r < ROWS; r += 64) {
+      copy_boxes<Number, C, 64>(own + 2 * r * C, map, qkv, columns, key, first + r, text, T, &barriers.own);
+      copy_boxes<Number, C, 64>(own + (2 * r + 64) * C, map, qkv, columns, key + groups * C, first + r, text, T,
+                                &barriers.own);
+    }
+  for (int step = 0; step < STAGES - 1; step++) fetch(step);
+  fetch_numbers(0);
+  wait_own(&barriers.own);
+
+  float dk[C / 2] = {}, dv[C / 2] = {}, power = scale * LOG2_E;
+  unsigned p[STEP / 16][4], ds[STEP / 16][4];
+  for (int step = 0; step < steps; step++) {
+    const Number *q = tiles + step % STAGES * 2 * TILE, *slope = q + TILE;
+    const float *base = numbers + step % 2 * 2 * STEP + 2 * (lane % 4), *mean = base + STEP;
+    int ahead = start_at + step % each * STEP - first;  // position of the first query minus that of the first key
+    wait_filled(barriers, step);
+    fetch_numbers(step + 1);
+    if (ahead + STEP - 1 < 64 * team) {  // all queries come before the keys
+      if (LATE) {
+        finish<0, C / 2>(dk);
+        finish<0, C / 2>(dv);
+      }
+      if (LATE && step > 0) tell_emptied(barriers, step - 1);
+      fetch(step + STAGES - 1);
+      if (!LATE) tell_emptied(barriers, step);
+      continue;
+    }
+    float s[STEP / 2], dp[STEP / 2];
+    start_scores<Number, C, STEP>(s, k, q);
+    start_scores<Number, C, STEP>(dp, v, slope);
+    if (LATE) {
+      finish<2, C / 2>(dk);
+      finish<2, C / 2>(dv);
+      keep<STEP / 4>(p);
+      keep<STEP / 4>(ds);
+      if (step > 0) tell_emptied(barriers, step - 1);
+    }
+    fetch(step + STAGES - 1);
+    finish<1, STEP / 2>(s);
+    if (ahead < 64 * team + 63)
+#pragma unroll
+      for (int i = 0; i < STEP / 2; i++)
+        if (ahead + i / 4 * 8 + 2 * (lane % 4) + i % 2 < row + lane / 4 + i / 2 % 2 * 8) s[i] = -3e38f;
+#pragma unroll
+    for (int n = 0; n < STEP / 8; n++) {
+      float2 less = two(base + 8 * n);
+#pragma unroll
+      for (int i = 0; i < 4; i++) s[4 * n + i] = fast_exp2(s[4 * n + i] * power - LOG2_E * (i % 2 ? less.y : less.x));
+    }
+#pragma unroll
+    for (int n = 0; n < STEP / 16; n++) as_factor<Number, true>(&p[n], (const float(*)[4])(s + 8 * n));
+    start_product<Number, C, STEP>(dv, p, slope);
+    finish<1, STEP / 2>(dp);
+#pragma unroll
+    for (int n = 0; n < STEP / 8; n++) {
+      float2 its = two(mean + 8 * n);
+#pragma unroll
+      for (int i = 0; i < 4; i++) s[4 * n + i] *= dp[4 * n + i] - (i % 2 ? its.y : its.x);
+    }
+#pragma unroll
+    for (int n = 0; n < STEP / 16; n++) as_factor<Number, true>(&ds[n], (const float(*)[4])(s + 8 * n));
+    start_product<Number, C, STEP>(dk, ds, q);
+    if (!LATE) {
+      finish<0, C / 2>(dk);
+      finish<0, C / 2>(dv);
+      keep<STEP / 4>(p);
+      keep<STEP / 4>(ds);
+      tell_emptied(barriers, step);
+    }
+  }
+  if (LATE) {
+    finish<0, C / 2>(dk);
+    finish<0, C / 2>(dv);
+    keep<STEP / 4>(p);
+    keep<STEP / 4>(ds);
+  }
+  wait_team<ROWS>();  // the warpgroup has finished with its own rows, whose memory is reused
+  Number* to = dqkv + ((size_t)text * T + first + row) * columns + key;
+  put_band<Number, C, TURN>(to, columns, (const float(*)[4])dk, scale, k + row % 64 * C, first + row, T, cosine, sine);
+  put_band<Number, C, false>(to + groups * C, columns, (const float(*)[4])dv, 1.0f, v + row % 64 * C, first + row, T,
+                             cosine, sine);
 }
 
 // ---- around the atomic form -----------------------------------------------------------------------------------------
