@@ -63,14 +63,16 @@ class HopperTile:
     """Describe a tile of the kernels for Hopper: a block owns `rows` queries (or keys), 64 per warpgroup.
 
     step: number of keys (or queries) per step; stages: number of steps whose tiles are in shared memory; blocks: number
-    of blocks per multiprocessor; late: wait for a step's last products only in the next step.
+    of blocks per multiprocessor; late: wait for a step's last products only in the next step;
+    hold: keep the block's own matrices in registers.
     """
 
     rows: int
     step: int
     stages: int
     blocks: int
-    late: bool
+    late: bool = False
+    hold: bool = False
 
     def bytes(self, width: int) -> int:
         """Return the bytes of shared memory for heads of `width` numbers; each warp has room for lse and delta."""
@@ -174,9 +176,9 @@ def backward(
 
 
 def _hopper_name(kernel: str, number: str, C: int, tile: HopperTile, turn: bool) -> str:
-    late, turn = str(tile.late).lower(), str(turn).lower()
+    flags = ", ".join(str(flag).lower() for flag in (tile.late, tile.hold, turn))
     sizes = f"{C}, {tile.rows}, {tile.step}, {tile.stages}, {tile.blocks}"
-    return f"attention_backward_{kernel}_hopper<{number}, {sizes}, {late}, {turn}>"
+    return f"attention_backward_{kernel}_hopper<{number}, {sizes}, {flags}>"
 
 
 def _names(number: str, cores: bool, C: int, of_queries: Tile, of_keys: Tile, turn: bool, atomic: bool):

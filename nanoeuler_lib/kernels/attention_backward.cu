@@ -536,14 +536,31 @@ template <int STAGES> __device__ __forceinline__ void tell_emptied(Barriers<STAG
   if (threadIdx.x % 32 == 0) mbarrier_arrive(&b.emptied[step % STAGES]);
 }
 
+#define NE_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define NE_16(i) NE_4(i), NE_4(i + 4), NE_4(i + 8), NE_4(i + 12)
+#define NE_ROWS(T, TYPES)                                                                                             \
+  __device__ __forceinline__ void wgmma_of_rows(T, float* d, const unsigned* a, unsigned long long b, int add) {      \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." TYPES           \
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                           \
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                   \
+                 "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"                                                           \
+                 : NE_16(0), NE_16(16)                                                                                \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add) : "memory");                          \
+  }
+NE_ROWS(__nv_bfloat16, "bf16.bf16")
+NE_ROWS(__half, "f16.f16")
+
 // s = own tile^T, for the warpgroup's 64 rows and the STEP rows of a tile.
-template <class Number, int C, int STEP>
-__device__ __forceinline__ void start_scores(float* s, const Number* own, const Number* tile) {
+template <class Number, int C, int STEP, bool HOLD>
+__device__ __forceinline__ void start_scores(float* s, const unsigned (*held)[4], const Number* own,
+                                             const Number* tile) {
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < C / 16; i++)
-    wgmma<STEP, Number>(s, wgmma_tile(own + i / 4 * BOX * BOX) + i % 4 * 2, wgmma_tile(tile + i / 4 * BOX * STEP) + i % 4 * 2,
-                        i > 0);
+  for (int i = 0; i < C / 16; i++) {
+    unsigned long long b = wgmma_tile(tile + i / 4 * BOX * STEP) + i % 4 * 2;
+    if constexpr (HOLD) wgmma_of_rows(Number(), s, held[i], b, i > 0);
+    else wgmma<STEP, Number>(s, wgmma_tile(own + i / 4 * BOX * BOX) + i % 4 * 2, b, i > 0);
+  }
   wgmma_commit();
 }
 // sum += a tile, for 64 rows of STEP numbers in registers.
@@ -583,13 +600,15 @@ template <int STAGES> __device__ __forceinline__ void wait_filled(Barriers<STAGE
 }
 template <int STAGES> __device__ __forceinline__ void tell_emptied(Barriers<STAGES>&, int) {}
 
-template <class Number, int C, int STEP>
-__device__ __forceinline__ void start_scores(float* s, const Number* own, const Number* tile) {
+template <class Number, int C, int STEP, bool HOLD>
+__device__ __forceinline__ void start_scores(float* s, const unsigned (*held)[4], const Number* own,
+                                             const Number* tile) {
   for (int i = 0; i < STEP / 2; i++) s[i] = 0;
   for (int c = 0; c < C; c += BOX)
     for (int n = 0; n < STEP; n += 16) {
       int top[1] = {threadIdx.x / 32 % 4 * 16};
-      add_scores<Number, true, BOX, 1, false>((float(*)[2][4])(s + n / 2), nullptr, own + c * BOX, top, tile + c * STEP, n);
+      add_scores<Number, true, BOX, 1, HOLD>((float(*)[2][4])(s + n / 2), (const unsigned(*)[4][4])(held + c / 16),
+                                             own + c * BOX, top, tile + c * STEP, n);
     }
 }
 template <class Number, int C, int STEP>
@@ -604,6 +623,16 @@ template <int N> __device__ __forceinline__ void keep(unsigned (*)[4]) {}
 
 #endif
 
+// Load this warp's part of the warpgroup's two own matrices as fragments.
+template <class Number, int C>
+__device__ __forceinline__ void hold_rows(unsigned (*held)[C / 16][4], const Number* own) {
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+#pragma unroll
+    for (int c = 0; c < C; c += BOX)
+      load_rows<Number, true, BOX>(held[i] + c / 16, own + i * 64 * C + c * BOX, threadIdx.x / 32 % 4 * 16);
+}
+
 // Wait for the other warps of this warpgroup.
 template <int ROWS> __device__ __forceinline__ void wait_team() {
 #pragma unroll
@@ -613,7 +642,7 @@ template <int ROWS> __device__ __forceinline__ void wait_team() {
 
 // dq and delta. Launch the grid of `queries` with 2 ROWS threads and 2 (ROWS + STAGES STEP) C sizeof(Number) bytes of
 // shared memory; the maps are those of qkv and dout, [B, T, columns], in boxes of 64 rows.
-template <class Number, int C, int ROWS, int STEP, int STAGES, int BLOCKS, bool LATE, bool TURN>
+template <class Number, int C, int ROWS, int STEP, int STAGES, int BLOCKS, bool LATE, bool HOLD, bool TURN>
 __global__ void __launch_bounds__(2 * ROWS, BLOCKS)
 attention_backward_queries_hopper(const __grid_constant__ TensorMap map, const __grid_constant__ TensorMap map_dout,
                                   const Number* __restrict__ qkv, const Number* __restrict__ out,
@@ -680,6 +709,8 @@ attention_backward_queries_hopper(const __grid_constant__ TensorMap map, const _
     if (first + row + lane / 4 + 8 * half < T && lane % 4 == 0) delta[at + 8 * half] = mean[half];
   }
 
+  unsigned held[2][C / 16][4];
+  if (HOLD) hold_rows<Number, C>(held, q);
   float dq[C / 2] = {}, power = scale * LOG2_E;
   unsigned ds[STEP / 16][4];
   for (int step = 0; step < steps; step++) {
@@ -694,8 +725,8 @@ attention_backward_queries_hopper(const __grid_constant__ TensorMap map, const _
       continue;
     }
     float s[STEP / 2], dp[STEP / 2];
-    start_scores<Number, C, STEP>(s, q, k);
-    start_scores<Number, C, STEP>(dp, slope, v);
+    start_scores<Number, C, STEP, HOLD>(s, held[0], q, k);
+    start_scores<Number, C, STEP, HOLD>(dp, held[1], slope, v);
     if (LATE) {
       finish<2, C / 2>(dq);
       keep<STEP / 4>(ds);
@@ -733,7 +764,7 @@ attention_backward_queries_hopper(const __grid_constant__ TensorMap map, const _
 
 // dk and dv. Launch the grid of `keys` with 2 ROWS threads and 2 (ROWS + STAGES STEP) C sizeof(Number) + ROWS STEP
 // bytes of shared memory. The maps: as above.
-template <class Number, int C, int ROWS, int STEP, int STAGES, int BLOCKS, bool LATE, bool TURN>
+template <class Number, int C, int ROWS, int STEP, int STAGES, int BLOCKS, bool LATE, bool HOLD, bool TURN>
 __global__ void __launch_bounds__(2 * ROWS, BLOCKS)
 attention_backward_keys_hopper(const __grid_constant__ TensorMap map, const __grid_constant__ TensorMap map_dout,
                                const Number* __restrict__ qkv, const Number* __restrict__ dout,
@@ -788,6 +819,8 @@ attention_backward_keys_hopper(const __grid_constant__ TensorMap map, const __gr
   fetch_numbers(0);
   wait_own(&barriers.own);
 
+  unsigned held[2][C / 16][4];
+  if (HOLD) hold_rows<Number, C>(held, k);
   float dk[C / 2] = {}, dv[C / 2] = {}, power = scale * LOG2_E;
   unsigned p[STEP / 16][4], ds[STEP / 16][4];
   for (int step = 0; step < steps; step++) {
@@ -807,8 +840,8 @@ attention_backward_keys_hopper(const __grid_constant__ TensorMap map, const __gr
       continue;
     }
     float s[STEP / 2], dp[STEP / 2];
-    start_scores<Number, C, STEP>(s, k, q);
-    start_scores<Number, C, STEP>(dp, v, slope);
+    start_scores<Number, C, STEP, HOLD>(s, held[0], k, q);
+    start_scores<Number, C, STEP, HOLD>(dp, held[1], v, slope);
     if (LATE) {
       finish<2, C / 2>(dk);
       finish<2, C / 2>(dv);
