@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.engine.flash import Card, _address, _checked_shapes, card, side_by_side
 from nanoeuler_lib.cuda.tensor_map import tensor_map
+from nanoeuler_lib.engine.flash import Card, _address, _checked_shapes, card, side_by_side
 from nanoeuler_lib.errors import NanoEulerError
 
 HEADS_TOGETHER, GROUPS_TOGETHER = 32, 64  # heads or groups whose blocks run at the same time, longest blocks first

@@ -536,20 +536,6 @@ template <int STAGES> __device__ __forceinline__ void tell_emptied(Barriers<STAG
   if (threadIdx.x % 32 == 0) mbarrier_arrive(&b.emptied[step % STAGES]);
 }
 
-#define NE_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define NE_16(i) NE_4(i), NE_4(i + 4), NE_4(i + 8), NE_4(i + 12)
-#define NE_ROWS(T, TYPES)                                                                                             \
-  __device__ __forceinline__ void wgmma_of_rows(T, float* d, const unsigned* a, unsigned long long b, int add) {      \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." TYPES           \
-                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                           \
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                   \
-                 "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"                                                           \
-                 : NE_16(0), NE_16(16)                                                                                \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add) : "memory");                          \
-  }
-NE_ROWS(__nv_bfloat16, "bf16.bf16")
-NE_ROWS(__half, "f16.f16")
-
 // s = own tile^T, for the warpgroup's 64 rows and the STEP rows of a tile.
 template <class Number, int C, int STEP, bool HOLD>
 __device__ __forceinline__ void start_scores(float* s, const unsigned (*held)[4], const Number* own,
@@ -558,7 +544,7 @@ __device__ __forceinline__ void start_scores(float* s, const unsigned (*held)[4]
 #pragma unroll
   for (int i = 0; i < C / 16; i++) {
     unsigned long long b = wgmma_tile(tile + i / 4 * BOX * STEP) + i % 4 * 2;
-    if constexpr (HOLD) wgmma_of_rows(Number(), s, held[i], b, i > 0);
+    if constexpr (HOLD) wgmma_of_rows<Number>(s, held[i], b, i > 0);
     else wgmma<STEP, Number>(s, wgmma_tile(own + i / 4 * BOX * BOX) + i % 4 * 2, b, i > 0);
   }
   wgmma_commit();
@@ -724,6 +710,7 @@ attention_backward_queries_hopper(const __grid_constant__ TensorMap map, const _
       if (!LATE) tell_emptied(barriers, step);
       continue;
     }
+    if (HOLD && power < 0) hold_rows<Number, C>(held, q);  // never, but without it ptxas 13.0 overwrites them
     float s[STEP / 2], dp[STEP / 2];
     start_scores<Number, C, STEP, HOLD>(s, held[0], q, k);
     start_scores<Number, C, STEP, HOLD>(dp, held[1], slope, v);
@@ -839,6 +826,7 @@ attention_backward_keys_hopper(const __grid_constant__ TensorMap map, const __gr
       if (!LATE) tell_emptied(barriers, step);
       continue;
     }
+    if (HOLD && power < 0) hold_rows<Number, C>(held, k);
     float s[STEP / 2], dp[STEP / 2];
     start_scores<Number, C, STEP, HOLD>(s, held[0], k, q);
     start_scores<Number, C, STEP, HOLD>(dp, held[1], v, slope);
