@@ -23,8 +23,6 @@
 //   wgmma_of_registers<T>(d, a, b)   d += a b: 64 x 16 numbers a in registers, each warp's 16 rows laid out as for mma,
 //                              and 16 rows of 64 numbers, described by b; T = __nv_bfloat16 or __half; add 128 to move
 //                              to the next 16 rows
-//   wgmma_of_rows<T>(d, a, b, add)   d += a b^T, or d = a b^T if add is 0: the same a, and 64 rows of 32 bytes, described
-//                              by b as for wgmma<64, T>
 //   wgmma_hold<N>(d)           keep the compiler from moving uses of the N registers d past this line; call it before the
 //                              fence and after the wait, since the compiler does not know that wgmma accesses them
 //   wgmma_fence(), wgmma_commit(), wgmma_wait<N>()   call before the first product; end a group; wait for all but N groups
@@ -135,21 +133,14 @@ NE_WGMMAS(tf32, "k8.f32.tf32.tf32", "")
 template <class T> NE_HOPPER void wgmma_of_registers(float* d, const unsigned* a, unsigned long long b) {
   static_assert(sizeof(T) == 0, "wgmma_of_registers multiplies __nv_bfloat16 or __half");
 }
-template <class T> NE_HOPPER void wgmma_of_rows(float* d, const unsigned* a, unsigned long long b, int add = 1) {
-  static_assert(sizeof(T) == 0, "wgmma_of_rows multiplies __nv_bfloat16 or __half");
-}
-#define NE_WGMMA_OF_REGISTERS(NAME, T, TYPES, TRANSPOSED, PARAMETER, ADD)                                             \
-  template <> NE_HOPPER void NAME<T>(float* d, const unsigned* a, unsigned long long b PARAMETER) {                   \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." TYPES       \
-                 " {" NE_NAMES_64 "}, {%32, %33, %34, %35}, %36, p, 1, 1, " TRANSPOSED ";\n}"                         \
-                 : NE_SUMS_64(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(ADD) : "memory");          \
+#define NE_WGMMA_OF_REGISTERS(T, TYPES)                                                                               \
+  template <> NE_HOPPER void wgmma_of_registers<T>(float* d, const unsigned* a, unsigned long long b) {               \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPES " {" NE_NAMES_64 "}, {%32, %33, %34, %35}, %36,"   \
+                 " 1, 1, 1, 1;"                                                                                       \
+                 : NE_SUMS_64(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");                    \
   }
-#define NE_ADD , int add
-NE_WGMMA_OF_REGISTERS(wgmma_of_registers, __nv_bfloat16, "bf16.bf16", "1", , 1)
-NE_WGMMA_OF_REGISTERS(wgmma_of_registers, __half, "f16.f16", "1", , 1)
-NE_WGMMA_OF_REGISTERS(wgmma_of_rows, __nv_bfloat16, "bf16.bf16", "0", NE_ADD, add)
-NE_WGMMA_OF_REGISTERS(wgmma_of_rows, __half, "f16.f16", "0", NE_ADD, add)
-#undef NE_ADD
+NE_WGMMA_OF_REGISTERS(__nv_bfloat16, "bf16.bf16")
+NE_WGMMA_OF_REGISTERS(__half, "f16.f16")
 #undef NE_WGMMA_OF_REGISTERS
 #undef NE_WGMMAS
 #undef NE_WGMMA
@@ -201,7 +192,6 @@ NE_FOR_THE_GPU(wgmma_wait, "__syncthreads(), before the tiles are written again"
 #define NE_COMMA ,
 NE_REFUSE(wgmma, "ldmatrix and mma<T> in each of the four warps, of its 16 rows", int N NE_COMMA class T)
 NE_REFUSE(wgmma_of_registers, "ldmatrix_trans and mma<T>", class T)
-NE_REFUSE(wgmma_of_rows, "ldmatrix and mma<T>", class T)
 NE_FOR_THE_GPU(wgmma_hold, "nothing")
 NE_FOR_THE_GPU(cluster_rank, "0: the CPU runs single blocks")
 NE_FOR_THE_GPU(cluster_sync, "__syncthreads()")

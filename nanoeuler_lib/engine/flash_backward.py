@@ -62,27 +62,23 @@ TILES = {
 class HopperTile:
     """Describe a tile of the kernels for Hopper: a block owns `rows` queries (or keys), 64 per warpgroup.
 
-    step: number of keys (or queries) per step; stages: number of steps whose tiles are in shared memory; blocks: number
-    of blocks per multiprocessor; late: wait for a step's last products only in the next step;
-    hold: keep the block's own matrices in registers.
+    stages: number of steps, of 64 keys (or queries) each, whose tiles are in shared memory; blocks: number of blocks
+    per multiprocessor.
     """
 
     rows: int
-    step: int
     stages: int
     blocks: int
-    late: bool = False
-    hold: bool = False
 
     def bytes(self, width: int) -> int:
         """Return the bytes of shared memory for heads of `width` numbers; each warp has room for lse and delta."""
-        return 4 * (self.rows + self.stages * self.step) * width + self.rows * self.step
+        return 4 * (self.rows + 64 * self.stages) * width + 64 * self.rows
 
 
-# For each head width: the tile of the queries' kernel and the tile of the keys' kernel.
+# By head width: the tile of the queries' kernel and the tile of the keys' kernel. (Found by a sweep on an H200.)
 HOPPER = {
-    64: (HopperTile(128, 64, 3, 1, False), HopperTile(128, 64, 3, 1, False)),
-    128: (HopperTile(128, 64, 3, 1, False), HopperTile(128, 64, 2, 1, False)),
+    64: (HopperTile(128, 3, 2), HopperTile(64, 3, 3)),
+    128: (HopperTile(64, 2, 2), HopperTile(128, 3, 1)),
 }
 
 
@@ -135,21 +131,18 @@ def backward(
     cosine, sine = tables if turn else (lse, lse)  # without tables, any arrays do: the kernels do not read them
     shape, options = (T, heads, groups, float(scale)), {"seconds": 60.0}
     if on.capability == 90 and size == 2 and C in HOPPER and work is None:
-        own = HOPPER[C]
-        names = tuple(_hopper_name(kernel, number, C, tile, turn) for kernel, tile in zip(("queries", "keys"), own))
+        names = _hopper_names(number, C, turn)
         kernels, maps = _module(names, where, checked), (tensor_map(qkv, 64), tensor_map(dout, 64))
-        given = (
-            (*maps, qkv, out, dout, lse, delta, dqkv, cosine, sine, B * heads, *shape),
-            (*maps, qkv, dout, lse, delta, dqkv, cosine, sine, B * groups, *shape),
-        )
+        arrays = (qkv, out, dout, lse, delta, dqkv, cosine, sine), (qkv, dout, lse, delta, dqkv, cosine, sine)
         return [
             kernels[name].bind(
-                side_by_side(pairs, -(-T // tile.rows), together), 2 * tile.rows, arguments, tile.bytes(C), **options
+                side_by_side(pairs, -(-T // tile.rows), together), 2 * tile.rows,
+                (*maps, *given, pairs, *shape), tile.bytes(C), **options,
             )
-            for name, tile, arguments, pairs, together in zip(
-                names, own, given, (B * heads, B * groups), (HEADS_TOGETHER, GROUPS_TOGETHER)
+            for name, tile, given, pairs, together in zip(
+                names, HOPPER[C], arrays, (B * heads, B * groups), (HEADS_TOGETHER, GROUPS_TOGETHER), strict=True
             )
-        ]
+        ]  # fmt: skip
     of_queries, of_keys = tiles(size, C, T, on.shared, cores)
     if work is not None:  # dS needs shared memory as well
         of_keys = replace(of_keys, step=min(of_keys.step, 64), hold=0)
@@ -175,10 +168,11 @@ def backward(
     ]
 
 
-def _hopper_name(kernel: str, number: str, C: int, tile: HopperTile, turn: bool) -> str:
-    flags = ", ".join(str(flag).lower() for flag in (tile.late, tile.hold, turn))
-    sizes = f"{C}, {tile.rows}, {tile.step}, {tile.stages}, {tile.blocks}"
-    return f"attention_backward_{kernel}_hopper<{number}, {sizes}, {flags}>"
+def _hopper_names(number: str, C: int, turn: bool):
+    return tuple(
+        f"attention_backward_{kernel}_hopper<{number}, {C}, {tile.rows}, {tile.stages}, {tile.blocks}, {str(turn).lower()}>"
+        for kernel, tile in zip(("queries", "keys"), HOPPER[C], strict=True)
+    )
 
 
 def _names(number: str, cores: bool, C: int, of_queries: Tile, of_keys: Tile, turn: bool, atomic: bool):

@@ -9,14 +9,14 @@
 //
 // There are two kernels: `queries` computes dq and delta, `keys`, launched after it, dk and dv. Only one block writes
 // each number, so no sum depends on timing. In return both compute the scores: seven products instead of five. (ATOMIC
-// takes five: `delta`, then `keys`, which adds to dq in an order that varies between runs, then `finish`.)
+// takes five: `delta`, then `keys`, which adds to dq in an order that varies between runs, then `finish`.) On Hopper,
+// `queries_hopper` and `keys_hopper` compute the same with wgmma, for 16-bit numbers and heads of 64 or 128 numbers.
 //
 // attention.cuh describes Number, CORES and the tiles. A block owns ROWS rows, a warp 16 BANDS = ROWS / WARPS of them.
 // HOLD: keep them in registers, as fragments, all the time.
 #include <fours.cuh>
 #include <attention.cuh>
 #include <hopper.cuh>
-#include <named_barrier.cuh>
 
 constexpr float LOG2_E = 1.44269504f;
 
@@ -48,6 +48,11 @@ __device__ __forceinline__ void add_scores(float (*s)[2][4], const unsigned (*he
       multiply<Number, CORES>(s[band][1], a, b + 2);
     }
   }
+}
+
+// For the mask: the column minus the row of number i of sums n, as mma leaves them (eight columns each).
+__device__ __forceinline__ int column_minus_row(int n, int i) {
+  return 8 * n + 2 * (lane_of() % 4) + i % 2 - lane_of() / 4 - i / 2 * 8;
 }
 
 template <class Number> __device__ __forceinline__ float2 two(const Number* x) {
@@ -138,7 +143,7 @@ __device__ __forceinline__ void queries_step(float (*dq)[C / 8][4], const unsign
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         float p = fast_exp2(s[band][n][i] * power - base[band][i / 2]);
-        if (MASK && ahead + 8 * n + 2 * (lane % 4) + i % 2 > top[band] + lane / 4 + i / 2 * 8) p = 0;
+        if (MASK && ahead + column_minus_row(n, i) > top[band]) p = 0;
         s[band][n][i] = p * (dp[band][n][i] - delta[band][i / 2]);
       }
     as_factor<Number, CORES>(ds[band], s[band]);
@@ -278,7 +283,7 @@ __device__ __forceinline__ void keys_step(float (*dk)[C / 8][4], float (*dv)[C /
       for (int i = 0; i < 4; i++) {
         float& x = s[band][n][i];
         x = fast_exp2(x * power - LOG2_E * (i % 2 ? less.y : less.x));
-        if (MASK && ahead + 8 * n + 2 * (lane % 4) + i % 2 < top[band] + lane / 4 + i / 2 * 8) x = 0;
+        if (MASK && ahead + column_minus_row(n, i) < top[band]) x = 0;
         dp[band][n][i] = x * (dp[band][n][i] - (i % 2 ? mean.y : mean.x));
       }
   }
@@ -473,31 +478,29 @@ attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict
   }
 }
 
-// ---- Hopper: the same two kernels with wgmma -------------------------------------------------------------------------
-// A block has ROWS / 64 warpgroups, each of which owns 64 rows. All of them multiply by the same tiles of STEP rows, of
-// which STAGES are in shared memory. Thread 0 lets TMA copy the next tiles when all warpgroups have finished the old
-// ones. A tile, and each warpgroup's own rows, consist of boxes of 64 columns. On other GPUs, and in the checker, all
-// threads copy, and each warp multiplies its 16 rows by mma. LATE: wait for a step's last products in the next step.
+// ---- Hopper: the same two kernels with wgmma ------------------------------------------------------------------------
+// A block has ROWS / 64 warpgroups of four warps. Each owns 64 rows of two matrices: q and dout, or k and v. In each
+// step, all warpgroups multiply these by the same 64 rows of the two other matrices. The tiles of STAGES steps are in
+// shared memory: thread 0 lets TMA copy those of a step when all warps have finished the step STAGES before it. A tile
+// consists of boxes of 64 columns, the widest that wgmma reads. On other GPUs, and in the checker, the threads of the
+// first warpgroup copy, and each warp multiplies its 16 rows by mma.
 
 constexpr int BOX = 64;  // rows and columns of a box
 
-template <int STAGES> struct Barriers {
-  unsigned long long own, filled[STAGES], emptied[STAGES];
-};
+template <int STAGES> struct Barriers { unsigned long long filled[STAGES], emptied[STAGES]; };
 
-// Start to copy ROWS rows of C numbers from a matrix [B, T, columns] to a tile. Rows from T on become 0.
-template <class Number, int C, int ROWS>
+// Start to copy 64 rows of C numbers from a matrix [texts, T, columns] to a tile. Rows from T on become 0.
+template <class Number, int C>
 __device__ __forceinline__ void copy_boxes(Number* tile, const TensorMap& map, const Number* matrix, int columns,
                                            int column, int row, int text, int T, unsigned long long* filled) {
 #pragma unroll
-  for (int i = 0; i < C / BOX * (ROWS / BOX); i++) {
-    int c = i / (ROWS / BOX) * BOX, r = i % (ROWS / BOX) * BOX;
-    Number* box = tile + c * ROWS + r * BOX;
+  for (int c = 0; c < C; c += BOX) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    copy_tile(box, &map, column + c, row + r, text, filled);
+    copy_tile(tile + BOX * c, &map, column + c, row, text, filled);
 #else
-    const Number* from = matrix + ((size_t)text * T + row + r) * columns + column + c;
-    load_tile<Number, BOX, BOX, 128>(box, from, columns, T - row - r);
+    const Number* from = matrix + ((size_t)text * T + row) * columns + column + c;
+    load_tile<Number, BOX, BOX, 128>(tile + BOX * c, from, columns, T - row);
+    copy_async_commit();
 #endif
   }
 }
@@ -505,21 +508,14 @@ __device__ __forceinline__ void copy_boxes(Number* tile, const TensorMap& map, c
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 template <int STAGES> __device__ __forceinline__ void start(Barriers<STAGES>& b) {
-  if (threadIdx.x == 0) {
-    mbarrier_init(&b.own, 1);
+  if (threadIdx.x == 0)
     for (int i = 0; i < STAGES; i++) {
       mbarrier_init(&b.filled[i], 1);
       mbarrier_init(&b.emptied[i], blockDim.x / 32);  // one lane of each warp arrives
     }
-  }
   fence_async();
   __syncthreads();
 }
-__device__ __forceinline__ bool may_copy_own(unsigned long long* own, int bytes) {
-  if (threadIdx.x == 0) mbarrier_expect(own, bytes);
-  return threadIdx.x == 0;
-}
-__device__ __forceinline__ void wait_own(unsigned long long* own) { mbarrier_wait(own, 0); }
 // Whether this thread copies the tiles of a step, of so many bytes; if so, wait until their stage is empty.
 template <int STAGES> __device__ __forceinline__ bool may_copy(Barriers<STAGES>& b, int step, int bytes) {
   if (threadIdx.x != 0) return false;
@@ -528,7 +524,6 @@ template <int STAGES> __device__ __forceinline__ bool may_copy(Barriers<STAGES>&
   return true;
 }
 template <int STAGES> __device__ __forceinline__ void wait_filled(Barriers<STAGES>& b, int step) {
-  copy_async_wait<0>();
   mbarrier_wait(&b.filled[step % STAGES], step / STAGES % 2);
   __syncwarp();
 }
@@ -536,47 +531,43 @@ template <int STAGES> __device__ __forceinline__ void tell_emptied(Barriers<STAG
   if (threadIdx.x % 32 == 0) mbarrier_arrive(&b.emptied[step % STAGES]);
 }
 
-// s = own tile^T, for the warpgroup's 64 rows and the STEP rows of a tile.
-template <class Number, int C, int STEP, bool HOLD>
-__device__ __forceinline__ void start_scores(float* s, const unsigned (*held)[4], const Number* own,
-                                             const Number* tile) {
+// s = own tile^T, 64 x 64 numbers. The result is there after wait_scores, which waits for all but the last GROUPS
+// products that were started.
+template <class Number, int C> __device__ __forceinline__ void start_scores(float* s, Number* own, const Number* tile) {
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < C / 16; i++) {
-    unsigned long long b = wgmma_tile(tile + i / 4 * BOX * STEP) + i % 4 * 2;
-    if constexpr (HOLD) wgmma_of_rows<Number>(s, held[i], b, i > 0);
-    else wgmma<STEP, Number>(s, wgmma_tile(own + i / 4 * BOX * BOX) + i % 4 * 2, b, i > 0);
-  }
+  for (int i = 0; i < C / 16; i++)
+    wgmma<64, Number>(s, wgmma_tile(own + i / 4 * BOX * BOX) + i % 4 * 2,
+                      wgmma_tile(tile + i / 4 * BOX * BOX) + i % 4 * 2, i > 0);
   wgmma_commit();
 }
-// sum += a tile, for 64 rows of STEP numbers in registers.
-template <class Number, int C, int STEP>
+template <int GROUPS> __device__ __forceinline__ void wait_scores(float* s) {
+  wgmma_wait<GROUPS>();
+  wgmma_hold<32>(s);
+}
+
+// sum += a tile, with a in registers. wait_product waits for all products.
+template <class Number, int C>
 __device__ __forceinline__ void start_product(float* sum, unsigned (*a)[4], const Number* tile) {
   wgmma_hold<C / 2>(sum);
-  wgmma_hold<STEP / 4>(a[0]);
+  wgmma_hold<16>(a[0]);
   wgmma_fence();
 #pragma unroll
-  for (int n = 0; n < STEP / 16; n++)
+  for (int n = 0; n < 4; n++)
 #pragma unroll
     for (int c = 0; c < C; c += BOX)
-      wgmma_of_registers<Number>(sum + c / 2, a[n], wgmma_tile(tile + c * STEP) + 128 * n);
+      wgmma_of_registers<Number>(sum + c / 2, a[n], wgmma_tile(tile + BOX * c) + 128 * n);
   wgmma_commit();
 }
-// Wait for all but the last GROUPS of these; their results are in the registers `s`.
-template <int GROUPS, int N> __device__ __forceinline__ void finish(float* s) {
-  wgmma_wait<GROUPS>();
-  wgmma_hold<N>(s);
+template <int C> __device__ __forceinline__ void wait_product(float* sum, unsigned (*a)[4]) {
+  wgmma_wait<0>();
+  wgmma_hold<C / 2>(sum);
+  wgmma_hold<16>(a[0]);
 }
-template <int N> __device__ __forceinline__ void keep(unsigned (*a)[4]) { wgmma_hold<N>(a[0]); }
 
 #else
 
 template <int STAGES> __device__ __forceinline__ void start(Barriers<STAGES>&) {}
-__device__ __forceinline__ bool may_copy_own(unsigned long long*, int) { return threadIdx.x < 128; }
-__device__ __forceinline__ void wait_own(unsigned long long*) {
-  copy_async_wait<0>();
-  __syncthreads();
-}
 template <int STAGES> __device__ __forceinline__ bool may_copy(Barriers<STAGES>&, int, int) {
   return threadIdx.x < 128;
 }
@@ -586,49 +577,35 @@ template <int STAGES> __device__ __forceinline__ void wait_filled(Barriers<STAGE
 }
 template <int STAGES> __device__ __forceinline__ void tell_emptied(Barriers<STAGES>&, int) {}
 
-template <class Number, int C, int STEP, bool HOLD>
-__device__ __forceinline__ void start_scores(float* s, const unsigned (*held)[4], const Number* own,
-                                             const Number* tile) {
-  for (int i = 0; i < STEP / 2; i++) s[i] = 0;
+template <class Number, int C> __device__ __forceinline__ void start_scores(float* s, Number* own, const Number* tile) {
+  int top[1] = {threadIdx.x / 32 % 4 * 16};
+  for (int i = 0; i < 32; i++) s[i] = 0;
   for (int c = 0; c < C; c += BOX)
-    for (int n = 0; n < STEP; n += 16) {
-      int top[1] = {threadIdx.x / 32 % 4 * 16};
-      add_scores<Number, true, BOX, 1, HOLD>((float(*)[2][4])(s + n / 2), (const unsigned(*)[4][4])(held + c / 16),
-                                             own + c * BOX, top, tile + c * STEP, n);
-    }
+    for (int n = 0; n < 64; n += 16)
+      add_scores<Number, true, BOX, 1, false>((float(*)[2][4])(s + n / 2), nullptr, own + BOX * c, top, tile + BOX * c,
+                                              n);
 }
-template <class Number, int C, int STEP>
+template <int GROUPS> __device__ __forceinline__ void wait_scores(float*) {}
+template <class Number, int C>
 __device__ __forceinline__ void start_product(float* sum, unsigned (*a)[4], const Number* tile) {
   for (int c = 0; c < C; c += BOX)
-    for (int n = 0; n < STEP / 16; n++)
-      add_product<Number, true, BOX, 1>((float(*)[BOX / 8][4])(sum + c / 2), (unsigned(*)[1][4])a[n], tile + c * STEP,
+    for (int n = 0; n < 4; n++)
+      add_product<Number, true, BOX, 1>((float(*)[BOX / 8][4])(sum + c / 2), (unsigned(*)[1][4])a[n], tile + BOX * c,
                                         16 * n);
 }
-template <int GROUPS, int N> __device__ __forceinline__ void finish(float*) {}
-template <int N> __device__ __forceinline__ void keep(unsigned (*)[4]) {}
+template <int C> __device__ __forceinline__ void wait_product(float*, unsigned (*)[4]) {}
 
 #endif
 
-// Load this warp's part of the warpgroup's two own matrices as fragments.
-template <class Number, int C>
-__device__ __forceinline__ void hold_rows(unsigned (*held)[C / 16][4], const Number* own) {
+// Round 64 columns of a warp's sums to the fragments of the next product.
+template <class Number> __device__ __forceinline__ void as_factors(unsigned (*a)[4], const float* s) {
 #pragma unroll
-  for (int i = 0; i < 2; i++)
-#pragma unroll
-    for (int c = 0; c < C; c += BOX)
-      load_rows<Number, true, BOX>(held[i] + c / 16, own + i * 64 * C + c * BOX, threadIdx.x / 32 % 4 * 16);
+  for (int n = 0; n < 4; n++) as_factor<Number, true>(a + n, (const float(*)[4])(s + 8 * n));
 }
 
-// Wait for the other warps of this warpgroup.
-template <int ROWS> __device__ __forceinline__ void wait_team() {
-#pragma unroll
-  for (int team = 0; team < ROWS / 64; team++)  // the compiler counts the barriers, so their numbers are constants
-    if (threadIdx.x / 128 == team) named_barrier_sync(1 + team, 128);
-}
-
-// dq and delta. Launch the grid of `queries` with 2 ROWS threads and 2 (ROWS + STAGES STEP) C sizeof(Number) bytes of
-// shared memory; the maps are those of qkv and dout, [B, T, columns], in boxes of 64 rows.
-template <class Number, int C, int ROWS, int STEP, int STAGES, int BLOCKS, bool LATE, bool HOLD, bool TURN>
+// dq and delta. Launch the grid of `queries` with 2 ROWS threads and 2 (ROWS + 64 STAGES) C sizeof(Number) bytes of
+// shared memory. The maps are those of qkv and dout, [B, T, columns], in boxes of 64 rows.
+template <class Number, int C, int ROWS, int STAGES, int BLOCKS, bool TURN>
 __global__ void __launch_bounds__(2 * ROWS, BLOCKS)
 attention_backward_queries_hopper(const __grid_constant__ TensorMap map, const __grid_constant__ TensorMap map_dout,
                                   const Number* __restrict__ qkv, const Number* __restrict__ out,
@@ -636,247 +613,178 @@ attention_backward_queries_hopper(const __grid_constant__ TensorMap map, const _
                                   float* __restrict__ delta, Number* __restrict__ dqkv,
                                   const float* __restrict__ cosine, const float* __restrict__ sine, int pairs, int T,
                                   int heads, int groups, float scale) {
-  constexpr int TILE = STEP * C, BYTES = 2 * TILE * (int)sizeof(Number);
+  constexpr int TILE = 64 * C, BYTES = TILE * (int)sizeof(Number);
+  static_assert(ROWS <= 64 * STAGES, "the first warpgroup, whose keys end first, has copied all tiles by then");
   extern __shared__ __align__(1024) unsigned memory[];
   __shared__ Barriers<STAGES> barriers;
   int pair = blockIdx.z * gridDim.x + blockIdx.x, head = pair % heads, text = pair / heads;
   int first = (gridDim.y - 1 - blockIdx.y) * ROWS;  // the longest rows first
   if (pair >= pairs) return;
-  int team = threadIdx.x / 128, lane = lane_of(), row = 64 * team + threadIdx.x / 32 % 4 * 16;  // row: of this warp
-  int steps = (min(first + ROWS, T) + STEP - 1) / STEP;
+  int lane = lane_of(), row = threadIdx.x / 32 * 16, steps = (min(first + ROWS, T) + 63) / 64;  // row: of this warp
   int columns = (heads + 2 * groups) * C, key = (heads + head / (heads / groups)) * C;
-  Number *own = (Number*)memory, *tiles = own + 2 * ROWS * C;  // own: q and dout of each warpgroup; tiles: k, v, k, v
-  Number *q = own + 2 * team * 64 * C, *slope = q + 64 * C;
+  Number *own = (Number*)memory, *tiles = own + 2 * ROWS * C;  // own: q, dout of each warpgroup; tiles: k, v, k, v
+  Number *q = own + row / 64 * 2 * TILE, *slope = q + TILE;
   start(barriers);
   auto fetch = [&](int step) {
+    if (step >= steps || !may_copy(barriers, step, 2 * BYTES + (step == 0 ? ROWS / 32 * BYTES : 0))) return;
+    unsigned long long* filled = &barriers.filled[step % STAGES];
     Number* tile = tiles + step % STAGES * 2 * TILE;
-    if (step < steps && may_copy(barriers, step, BYTES)) {
-      unsigned long long* filled = &barriers.filled[step % STAGES];
-      copy_boxes<Number, C, STEP>(tile, map, qkv, columns, key, step * STEP, text, T, filled);
-      copy_boxes<Number, C, STEP>(tile + TILE, map, qkv, columns, key + groups * C, step * STEP, text, T, filled);
+    for (int r = 0; r < ROWS && step == 0; r += 64) {
+      copy_boxes<Number, C>(own + 2 * r * C, map, qkv, columns, head * C, first + r, text, T, filled);
+      copy_boxes<Number, C>(own + 2 * r * C + TILE, map_dout, dout, heads * C, head * C, first + r, text, T, filled);
     }
-    copy_async_commit();
+    copy_boxes<Number, C>(tile, map, qkv, columns, key, 64 * step, text, T, filled);
+    copy_boxes<Number, C>(tile + TILE, map, qkv, columns, key + groups * C, 64 * step, text, T, filled);
   };
-  if (may_copy_own(&barriers.own, 2 * ROWS * C * sizeof(Number)))
-    for (int r = 0; r < ROWS; r += 64) {
-      copy_boxes<Number, C, 64>(own + 2 * r * C, map, qkv, columns, head * C, first + r, text, T, &barriers.own);
-      copy_boxes<Number, C, 64>(own + (2 * r + 64) * C, map_dout, dout, heads * C, head * C, first + r, text, T,
-                                &barriers.own);
-    }
   for (int step = 0; step < STAGES - 1; step++) fetch(step);
 
   float base[2], mean[2] = {};  // lse to base 2, and delta
-  uint4 outputs[2][C / 32] = {};
-  size_t at = ((size_t)text * heads + head) * T + first + row + lane / 4;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     int position = first + row + lane / 4 + 8 * half;
-    base[half] = position < T ? lse[at + 8 * half] * LOG2_E : 0.0f;
-    const Number* here = out + (((size_t)text * T + position) * heads + head) * C + lane % 4 * 8;
+    size_t at = ((size_t)text * heads + head) * T + position;
+    size_t here = (((size_t)text * T + position) * heads + head) * C + lane % 4 * 8;
+    base[half] = position < T ? lse[at] * LOG2_E : 0.0f;
 #pragma unroll
-    for (int i = 0; i < C / 32; i++)
-      if (position < T) outputs[half][i] = *(const uint4*)(here + 32 * i);
-  }
-  wait_own(&barriers.own);
+    for (int c = 0; c < C; c += 32)
+      if (position < T) {
+        Sixteen<Number> a = read_sixteen(out + here + c), b = read_sixteen(dout + here + c);
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-#pragma unroll
-    for (int i = 0; i < C / 32; i++) {
-      const Number* box = slope + i / 2 * BOX * BOX;
-      Sixteen<Number> a = read_sixteen((const Number*)&outputs[half][i]);
-      Sixteen<Number> b = read_sixteen(box + place<Number, BOX>(row % 64 + lane / 4 + 8 * half, i % 2 * 4 + lane % 4));
-#pragma unroll
-      for (int j = 0; j < 2; j++)
-        mean[half] += a.four[j].x * b.four[j].x + a.four[j].y * b.four[j].y + a.four[j].z * b.four[j].z +
-                      a.four[j].w * b.four[j].w;
-    }
+        for (int j = 0; j < 2; j++)
+          mean[half] += a.four[j].x * b.four[j].x + a.four[j].y * b.four[j].y + a.four[j].z * b.four[j].z +
+                        a.four[j].w * b.four[j].w;
+      }
     mean[half] += __shfl_xor_sync(0xffffffffu, mean[half], 1);
     mean[half] += __shfl_xor_sync(0xffffffffu, mean[half], 2);
-    if (first + row + lane / 4 + 8 * half < T && lane % 4 == 0) delta[at + 8 * half] = mean[half];
+    if (position < T && lane % 4 == 0) delta[at] = mean[half];
   }
 
-  unsigned held[2][C / 16][4];
-  if (HOLD) hold_rows<Number, C>(held, q);
   float dq[C / 2] = {}, power = scale * LOG2_E;
-  unsigned ds[STEP / 16][4];
+  unsigned ds[4][4];
   for (int step = 0; step < steps; step++) {
     const Number *k = tiles + step % STAGES * 2 * TILE, *v = k + TILE;
-    int ahead = step * STEP - first;  // position of the first key minus that of the block's first query
+    int ahead = 64 * step - (first + row / 64 * 64);  // position of the first key minus the warpgroup's first query's
     wait_filled(barriers, step);
-    if (ahead > 64 * team + 63) {  // all keys are in the future
-      if (LATE) finish<0, C / 2>(dq);
-      if (LATE && step > 0) tell_emptied(barriers, step - 1);
-      fetch(step + STAGES - 1);
-      if (!LATE) tell_emptied(barriers, step);
+    if (ahead > 0) {  // all keys are in the future
+      tell_emptied(barriers, step);
       continue;
     }
-    if (HOLD && power < 0) hold_rows<Number, C>(held, q);  // never, but without it ptxas 13.0 overwrites them
-    float s[STEP / 2], dp[STEP / 2];
-    start_scores<Number, C, STEP, HOLD>(s, held[0], q, k);
-    start_scores<Number, C, STEP, HOLD>(dp, held[1], slope, v);
-    if (LATE) {
-      finish<2, C / 2>(dq);
-      keep<STEP / 4>(ds);
-      if (step > 0) tell_emptied(barriers, step - 1);
-    }
-    finish<1, STEP / 2>(s);
-    if (ahead + STEP - 1 > 64 * team)
+    float s[32], dp[32];
+    start_scores<Number, C>(s, q, k);
+    start_scores<Number, C>(dp, slope, v);
+    wait_scores<1>(s);
 #pragma unroll
-      for (int i = 0; i < STEP / 2; i++)
-        if (ahead + i / 4 * 8 + 2 * (lane % 4) + i % 2 > row + lane / 4 + i / 2 % 2 * 8) s[i] = -3e38f;
+    for (int i = 0; i < 32; i++) s[i] = fast_exp2(s[i] * power - base[i / 2 % 2]);
+    if (ahead == 0)
 #pragma unroll
-    for (int i = 0; i < STEP / 2; i++) s[i] = fast_exp2(s[i] * power - base[i / 2 % 2]);
+      for (int i = 0; i < 32; i++)
+        if (column_minus_row(i / 4, i % 4) > row % 64) s[i] = 0;
     fetch(step + STAGES - 1);  // here its branch keeps the compiler from moving the powers behind the next line
-    finish<0, STEP / 2>(dp);
+    wait_scores<0>(dp);
 #pragma unroll
-    for (int i = 0; i < STEP / 2; i++) s[i] *= dp[i] - mean[i / 2 % 2];
-#pragma unroll
-    for (int n = 0; n < STEP / 16; n++) as_factor<Number, true>(&ds[n], (const float(*)[4])(s + 8 * n));
-    start_product<Number, C, STEP>(dq, ds, k);
-    if (!LATE) {
-      finish<0, C / 2>(dq);
-      keep<STEP / 4>(ds);
-      tell_emptied(barriers, step);
-    }
+    for (int i = 0; i < 32; i++) s[i] *= dp[i] - mean[i / 2 % 2];
+    as_factors<Number>(ds, s);
+    start_product<Number, C>(dq, ds, k);
+    wait_product<C>(dq, ds);
+    tell_emptied(barriers, step);
   }
-  if (LATE) {
-    finish<0, C / 2>(dq);
-    keep<STEP / 4>(ds);
-  }
-  wait_team<ROWS>();  // the warpgroup has finished with its own rows, whose memory is reused
-  size_t from = (size_t)text * T * columns;
-  put_band<Number, C, TURN>(dqkv + from + (size_t)(first + row) * columns + head * C, columns, (const float(*)[4])dq,
-                            scale, q + row % 64 * C, first + row, T, cosine, sine);
+  __syncthreads();  // all warps have finished with the block's own rows, whose memory is reused
+  Number* to = dqkv + ((size_t)text * T + first + row) * columns + head * C;
+  put_band<Number, C, TURN>(to, columns, (const float(*)[4])dq, scale, q + row % 64 * C, first + row, T, cosine, sine);
 }
 
-// dk and dv. Launch the grid of `keys` with 2 ROWS threads and 2 (ROWS + STAGES STEP) C sizeof(Number) + ROWS STEP
-// bytes of shared memory. The maps: as above.
-template <class Number, int C, int ROWS, int STEP, int STAGES, int BLOCKS, bool LATE, bool HOLD, bool TURN>
+// dk and dv. Launch the grid of `keys` with 2 ROWS threads and 64 ROWS bytes of shared memory more than the kernel
+// above takes, which has the arguments' descriptions.
+template <class Number, int C, int ROWS, int STAGES, int BLOCKS, bool TURN>
 __global__ void __launch_bounds__(2 * ROWS, BLOCKS)
 attention_backward_keys_hopper(const __grid_constant__ TensorMap map, const __grid_constant__ TensorMap map_dout,
                                const Number* __restrict__ qkv, const Number* __restrict__ dout,
                                const float* __restrict__ lse, const float* __restrict__ delta,
                                Number* __restrict__ dqkv, const float* __restrict__ cosine,
                                const float* __restrict__ sine, int pairs, int T, int heads, int groups, float scale) {
-  constexpr int TILE = STEP * C, BYTES = 2 * TILE * (int)sizeof(Number);
+  constexpr int TILE = 64 * C, BYTES = TILE * (int)sizeof(Number);
   extern __shared__ __align__(1024) unsigned memory[];
   __shared__ Barriers<STAGES> barriers;
   int pair = blockIdx.z * gridDim.x + blockIdx.x, group = pair % groups, text = pair / groups;
   int first = blockIdx.y * ROWS;  // the longest rows first
   if (pair >= pairs) return;
-  int team = threadIdx.x / 128, lane = lane_of(), row = 64 * team + threadIdx.x / 32 % 4 * 16;  // row: of this warp
-  int columns = (heads + 2 * groups) * C, key = (heads + group) * C;
-  // For each head of the group, `each` steps, the first of which contains the block's first key.
-  int start_at = first / STEP * STEP, each = (T - start_at + STEP - 1) / STEP, steps = heads / groups * each;
-  int first_head = group * (heads / groups);
+  int lane = lane_of(), row = threadIdx.x / 32 * 16;  // row: of this warp
+  int columns = (heads + 2 * groups) * C, key = (heads + group) * C, first_head = group * (heads / groups);
+  int each = (T - first + 63) / 64, steps = heads / groups * each;  // each: steps per head, from the first key on
   Number *own = (Number*)memory, *tiles = own + 2 * ROWS * C;  // own: k, v of each warpgroup; tiles: q, dout, q, dout
-  Number *k = own + 2 * team * 64 * C, *v = k + 64 * C;
-  float* numbers = (float*)(tiles + 2 * STAGES * TILE) + threadIdx.x / 32 * 4 * STEP;  // of this warp: lse, delta, twice
+  Number *k = own + row / 64 * 2 * TILE, *v = k + TILE;
+  float* numbers = (float*)(tiles + 2 * STAGES * TILE) + 16 * row;  // of this warp: lse, delta, lse, delta
   start(barriers);
   auto fetch = [&](int step) {
-    int head = (first_head + step / each) * C, query = start_at + step % each * STEP;
+    if (step >= steps || !may_copy(barriers, step, 2 * BYTES + (step == 0 ? ROWS / 32 * BYTES : 0))) return;
+    int head = (first_head + step / each) * C, query = first + step % each * 64;
+    unsigned long long* filled = &barriers.filled[step % STAGES];
     Number* tile = tiles + step % STAGES * 2 * TILE;
-    if (step < steps && may_copy(barriers, step, BYTES)) {
-      unsigned long long* filled = &barriers.filled[step % STAGES];
-      copy_boxes<Number, C, STEP>(tile, map, qkv, columns, head, query, text, T, filled);
-      copy_boxes<Number, C, STEP>(tile + TILE, map_dout, dout, heads * C, head, query, text, T, filled);
+    for (int r = 0; r < ROWS && step == 0; r += 64) {
+      copy_boxes<Number, C>(own + 2 * r * C, map, qkv, columns, key, first + r, text, T, filled);
+      copy_boxes<Number, C>(own + 2 * r * C + TILE, map, qkv, columns, key + groups * C, first + r, text, T, filled);
     }
-    copy_async_commit();
+    copy_boxes<Number, C>(tile, map, qkv, columns, head, query, text, T, filled);
+    copy_boxes<Number, C>(tile + TILE, map_dout, dout, heads * C, head, query, text, T, filled);
   };
   auto fetch_numbers = [&](int step) {
-    if (step < steps) {
-      int head = first_head + step / each, query = start_at + step % each * STEP;
-      size_t at = ((size_t)text * heads + head) * T + query;
-      float* its = numbers + step % 2 * 2 * STEP;
+    if (step == steps) return;
+    int query = first + step % each * 64;
+    size_t at = ((size_t)text * heads + first_head + step / each) * T + query;
 #pragma unroll
-      for (int i = lane; i < 2 * STEP; i += 32) {
-        bool there = query + i % STEP < T;
-        copy_async<4>(its + i, (i < STEP ? lse : delta) + at + (there ? i % STEP : 0), there ? 4 : 0);
-      }
+    for (int i = lane; i < 128; i += 32) {
+      bool there = query + i % 64 < T;
+      copy_async<4>(numbers + step % 2 * 128 + i, (i < 64 ? lse : delta) + at + (there ? i % 64 : 0), there ? 4 : 0);
     }
     copy_async_commit();
   };
-  if (may_copy_own(&barriers.own, 2 * ROWS * C * sizeof(Number)))
-    for (int r = 0; r < ROWS; r += 64) {
-      copy_boxes<Number, C, 64>(own + 2 * r * C, map, qkv, columns, key, first + r, text, T, &barriers.own);
-      copy_boxes<Number, C, 64>(own + (2 * r + 64) * C, map, qkv, columns, key + groups * C, first + r, text, T,
-                                &barriers.own);
-    }
   for (int step = 0; step < STAGES - 1; step++) fetch(step);
   fetch_numbers(0);
-  wait_own(&barriers.own);
 
-  unsigned held[2][C / 16][4];
-  if (HOLD) hold_rows<Number, C>(held, k);
   float dk[C / 2] = {}, dv[C / 2] = {}, power = scale * LOG2_E;
-  unsigned p[STEP / 16][4], ds[STEP / 16][4];
+  unsigned p[4][4], ds[4][4];
   for (int step = 0; step < steps; step++) {
     const Number *q = tiles + step % STAGES * 2 * TILE, *slope = q + TILE;
-    const float *base = numbers + step % 2 * 2 * STEP + 2 * (lane % 4), *mean = base + STEP;
-    int ahead = start_at + step % each * STEP - first;  // position of the first query minus that of the first key
+    const float *base = numbers + step % 2 * 128 + 2 * (lane % 4), *mean = base + 64;
+    int ahead = step % each * 64 - row / 64 * 64;  // position of the first query minus the warpgroup's first key's
+    copy_async_wait<0>();
     wait_filled(barriers, step);
     fetch_numbers(step + 1);
-    if (ahead + STEP - 1 < 64 * team) {  // all queries come before the keys
-      if (LATE) {
-        finish<0, C / 2>(dk);
-        finish<0, C / 2>(dv);
-      }
-      if (LATE && step > 0) tell_emptied(barriers, step - 1);
-      fetch(step + STAGES - 1);
-      if (!LATE) tell_emptied(barriers, step);
+    if (ahead < 0) {  // all queries come before the keys
+      tell_emptied(barriers, step);
       continue;
     }
-    if (HOLD && power < 0) hold_rows<Number, C>(held, k);
-    float s[STEP / 2], dp[STEP / 2];
-    start_scores<Number, C, STEP, HOLD>(s, held[0], k, q);
-    start_scores<Number, C, STEP, HOLD>(dp, held[1], v, slope);
-    if (LATE) {
-      finish<2, C / 2>(dk);
-      finish<2, C / 2>(dv);
-      keep<STEP / 4>(p);
-      keep<STEP / 4>(ds);
-      if (step > 0) tell_emptied(barriers, step - 1);
-    }
+    float s[32], dp[32];
+    start_scores<Number, C>(s, k, q);
+    start_scores<Number, C>(dp, v, slope);
     fetch(step + STAGES - 1);
-    finish<1, STEP / 2>(s);
-    if (ahead < 64 * team + 63)
+    wait_scores<1>(s);
 #pragma unroll
-      for (int i = 0; i < STEP / 2; i++)
-        if (ahead + i / 4 * 8 + 2 * (lane % 4) + i % 2 < row + lane / 4 + i / 2 % 2 * 8) s[i] = -3e38f;
-#pragma unroll
-    for (int n = 0; n < STEP / 8; n++) {
-      float2 less = two(base + 8 * n);
-#pragma unroll
-      for (int i = 0; i < 4; i++) s[4 * n + i] = fast_exp2(s[4 * n + i] * power - LOG2_E * (i % 2 ? less.y : less.x));
+    for (int i = 0; i < 32; i += 2) {
+      float2 less = two(base + 2 * (i - i % 4));
+      s[i] = fast_exp2(s[i] * power - LOG2_E * less.x);
+      s[i + 1] = fast_exp2(s[i + 1] * power - LOG2_E * less.y);
     }
+    if (ahead == 0)
 #pragma unroll
-    for (int n = 0; n < STEP / 16; n++) as_factor<Number, true>(&p[n], (const float(*)[4])(s + 8 * n));
-    start_product<Number, C, STEP>(dv, p, slope);
-    finish<1, STEP / 2>(dp);
+      for (int i = 0; i < 32; i++)
+        if (column_minus_row(i / 4, i % 4) < row % 64) s[i] = 0;
+    as_factors<Number>(p, s);
+    start_product<Number, C>(dv, p, slope);
+    wait_scores<1>(dp);
 #pragma unroll
-    for (int n = 0; n < STEP / 8; n++) {
-      float2 its = two(mean + 8 * n);
-#pragma unroll
-      for (int i = 0; i < 4; i++) s[4 * n + i] *= dp[4 * n + i] - (i % 2 ? its.y : its.x);
+    for (int i = 0; i < 32; i += 2) {
+      float2 its = two(mean + 2 * (i - i % 4));
+      s[i] *= dp[i] - its.x;
+      s[i + 1] *= dp[i + 1] - its.y;
     }
-#pragma unroll
-    for (int n = 0; n < STEP / 16; n++) as_factor<Number, true>(&ds[n], (const float(*)[4])(s + 8 * n));
-    start_product<Number, C, STEP>(dk, ds, q);
-    if (!LATE) {
-      finish<0, C / 2>(dk);
-      finish<0, C / 2>(dv);
-      keep<STEP / 4>(p);
-      keep<STEP / 4>(ds);
-      tell_emptied(barriers, step);
-    }
+    as_factors<Number>(ds, s);
+    start_product<Number, C>(dk, ds, q);
+    wait_product<C>(dk, ds);
+    wait_product<C>(dv, p);
+    tell_emptied(barriers, step);
   }
-  if (LATE) {
-    finish<0, C / 2>(dk);
-    finish<0, C / 2>(dv);
-    keep<STEP / 4>(p);
-    keep<STEP / 4>(ds);
-  }
-  wait_team<ROWS>();  // the warpgroup has finished with its own rows, whose memory is reused
+  __syncthreads();  // all warps have finished with the block's own rows, whose memory is reused
   Number* to = dqkv + ((size_t)text * T + first + row) * columns + key;
   put_band<Number, C, TURN>(to, columns, (const float(*)[4])dk, scale, k + row % 64 * C, first + row, T, cosine, sine);
   put_band<Number, C, false>(to + groups * C, columns, (const float(*)[4])dv, 1.0f, v + row % 64 * C, first + row, T,
