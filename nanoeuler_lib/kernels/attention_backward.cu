@@ -643,16 +643,13 @@ attention_backward_queries_hopper(const __grid_constant__ TensorMap map, const _
   for (int half = 0; half < 2; half++) {
     int position = first + row + lane / 4 + 8 * half;
     size_t at = ((size_t)text * heads + head) * T + position;
-    size_t here = (((size_t)text * T + position) * heads + head) * C + lane % 4 * 8;
+    size_t here = (((size_t)text * T + position) * heads + head) * C + lane % 4 * 4;
     base[half] = position < T ? lse[at] * LOG2_E : 0.0f;
 #pragma unroll
-    for (int c = 0; c < C; c += 32)
+    for (int c = 0; c < C; c += 16)
       if (position < T) {
-        Sixteen<Number> a = read_sixteen(out + here + c), b = read_sixteen(dout + here + c);
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-          mean[half] += a.four[j].x * b.four[j].x + a.four[j].y * b.four[j].y + a.four[j].z * b.four[j].z +
-                        a.four[j].w * b.four[j].w;
+        float4 a = read_four(out + here + c), b = read_four(dout + here + c);
+        mean[half] += a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
       }
     mean[half] += __shfl_xor_sync(0xffffffffu, mean[half], 1);
     mean[half] += __shfl_xor_sync(0xffffffffu, mean[half], 2);
@@ -693,8 +690,8 @@ attention_backward_queries_hopper(const __grid_constant__ TensorMap map, const _
   put_band<Number, C, TURN>(to, columns, (const float(*)[4])dq, scale, q + row % 64 * C, first + row, T, cosine, sine);
 }
 
-// dk and dv. Launch the grid of `keys` with 2 ROWS threads and 64 ROWS bytes of shared memory more than the kernel
-// above takes, which has the arguments' descriptions.
+// dk and dv. Launch the grid of `keys` with 2 ROWS threads and 64 ROWS more bytes of shared memory than above, for lse
+// and delta: each warp copies these for itself, one step ahead, so that it need not wait for the other warps.
 template <class Number, int C, int ROWS, int STAGES, int BLOCKS, bool TURN>
 __global__ void __launch_bounds__(2 * ROWS, BLOCKS)
 attention_backward_keys_hopper(const __grid_constant__ TensorMap map, const __grid_constant__ TensorMap map_dout,

@@ -184,7 +184,7 @@ BACKWARD = [  # type, C, B, T, H, G; options of `backward`; further options
     (("bfloat16", 32, 2, 130, 4, 2), dict(shared=227 * K), dict(turn=True)),
     (("bfloat16", 128, 1, 65, 1, 1), {}, {}),
     (("bfloat16", 128, 1, 37, 3, 1), dict(shared=227 * K), dict(turn=True)),
-    *((("bfloat16", C, 1, 130, 3, 1), WGMMA, dict(turn=True)) for C in (64, 128)),
+    *((("bfloat16", C, 1, T, 3, 1), WGMMA, dict(turn=True)) for C, T in ((64, 201), (128, 130))),
     *((("float16", C, 2, T, 4, 2), WGMMA, {}) for C, T in ((64, 37), (128, 1))),
     (("tf32", 32, 2, 37, 4, 2), {}, dict(turn=True)),
     (("tf32", 32, 1, 130, 2, 1), dict(shared=163 * K, atomic=True), dict(turn=True)),
@@ -318,6 +318,8 @@ def test_tiles_of_the_backward_pass_fit_the_card():
         for tile in flash_backward.tiles(size, C, T, shared * K):
             assert tile.bytes(C, size) <= shared * K
             assert tile.rows // tile.warps in (16, 32) and tile.step % 16 == 0 and tile.rows % tile.step == 0
+    for C, pair in flash_backward.HOPPER.items():  # each block takes 1 KB for its barriers, and CUDA 1 KB
+        assert all(tile.blocks * (tile.bytes(C) + 2 * K) <= 228 * K for tile in pair)
 
 
 def zeros(shape, dtype=np.float32, more=0):
