@@ -169,8 +169,9 @@ def backward(
 
 
 def _hopper_names(number: str, C: int, turn: bool):
+    turned = str(turn).lower()
     return tuple(
-        f"attention_backward_{kernel}_hopper<{number}, {C}, {tile.rows}, {tile.stages}, {tile.blocks}, {str(turn).lower()}>"
+        f"attention_backward_{kernel}_hopper<{number}, {C}, {tile.rows}, {tile.stages}, {tile.blocks}, {turned}>"
         for kernel, tile in zip(("queries", "keys"), HOPPER[C], strict=True)
     )
 
