@@ -505,9 +505,8 @@ __device__ __forceinline__ void copy_boxes(Number* tile, const TensorMap& map, c
   }
 }
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
 template <int STAGES> __device__ __forceinline__ void start(Barriers<STAGES>& b) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if (threadIdx.x == 0)
     for (int i = 0; i < STAGES; i++) {
       mbarrier_init(&b.filled[i], 1);
@@ -515,40 +514,64 @@ template <int STAGES> __device__ __forceinline__ void start(Barriers<STAGES>& b)
     }
   fence_async();
   __syncthreads();
+#endif
 }
 // Whether this thread copies the tiles of a step, of so many bytes; if so, wait until their stage is empty.
 template <int STAGES> __device__ __forceinline__ bool may_copy(Barriers<STAGES>& b, int step, int bytes) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if (threadIdx.x != 0) return false;
   if (step >= STAGES) mbarrier_wait(&b.emptied[step % STAGES], (step / STAGES + 1) % 2);
   mbarrier_expect(&b.filled[step % STAGES], bytes);
   return true;
+#else
+  return threadIdx.x < 128;
+#endif
 }
 template <int STAGES> __device__ __forceinline__ void wait_filled(Barriers<STAGES>& b, int step) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   mbarrier_wait(&b.filled[step % STAGES], step / STAGES % 2);
   __syncwarp();
+#else
+  copy_async_wait<0>();
+  __syncthreads();  // the tiles have arrived, and no thread reads those of the last step any more
+#endif
 }
 template <int STAGES> __device__ __forceinline__ void tell_emptied(Barriers<STAGES>& b, int step) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if (threadIdx.x % 32 == 0) mbarrier_arrive(&b.emptied[step % STAGES]);
+#endif
 }
 
 // s = own tile^T, 64 x 64 numbers. The result is there after wait_scores, which waits for all but the last GROUPS
 // products that were started.
 template <class Number, int C> __device__ __forceinline__ void start_scores(float* s, Number* own, const Number* tile) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < C / 16; i++)
     wgmma<64, Number>(s, wgmma_tile(own + i / 4 * BOX * BOX) + i % 4 * 2,
                       wgmma_tile(tile + i / 4 * BOX * BOX) + i % 4 * 2, i > 0);
   wgmma_commit();
+#else
+  int top[1] = {threadIdx.x / 32 % 4 * 16};
+  for (int i = 0; i < 32; i++) s[i] = 0;
+  for (int c = 0; c < C; c += BOX)
+    for (int n = 0; n < 64; n += 16)
+      add_scores<Number, true, BOX, 1, false>((float(*)[2][4])(s + n / 2), nullptr, own + BOX * c, top, tile + BOX * c,
+                                              n);
+#endif
 }
 template <int GROUPS> __device__ __forceinline__ void wait_scores(float* s) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   wgmma_wait<GROUPS>();
   wgmma_hold<32>(s);
+#endif
 }
 
 // sum += a tile, with a in registers. wait_product waits for all products.
 template <class Number, int C>
 __device__ __forceinline__ void start_product(float* sum, unsigned (*a)[4], const Number* tile) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   wgmma_hold<C / 2>(sum);
   wgmma_hold<16>(a[0]);
   wgmma_fence();
@@ -558,44 +581,20 @@ __device__ __forceinline__ void start_product(float* sum, unsigned (*a)[4], cons
     for (int c = 0; c < C; c += BOX)
       wgmma_of_registers<Number>(sum + c / 2, a[n], wgmma_tile(tile + BOX * c) + 128 * n);
   wgmma_commit();
-}
-template <int C> __device__ __forceinline__ void wait_product(float* sum, unsigned (*a)[4]) {
-  wgmma_wait<0>();
-  wgmma_hold<C / 2>(sum);
-  wgmma_hold<16>(a[0]);
-}
-
 #else
-
-template <int STAGES> __device__ __forceinline__ void start(Barriers<STAGES>&) {}
-template <int STAGES> __device__ __forceinline__ bool may_copy(Barriers<STAGES>&, int, int) {
-  return threadIdx.x < 128;
-}
-template <int STAGES> __device__ __forceinline__ void wait_filled(Barriers<STAGES>&, int) {
-  copy_async_wait<0>();
-  __syncthreads();  // the tiles have arrived, and no thread reads those of the last step any more
-}
-template <int STAGES> __device__ __forceinline__ void tell_emptied(Barriers<STAGES>&, int) {}
-
-template <class Number, int C> __device__ __forceinline__ void start_scores(float* s, Number* own, const Number* tile) {
-  int top[1] = {threadIdx.x / 32 % 4 * 16};
-  for (int i = 0; i < 32; i++) s[i] = 0;
-  for (int c = 0; c < C; c += BOX)
-    for (int n = 0; n < 64; n += 16)
-      add_scores<Number, true, BOX, 1, false>((float(*)[2][4])(s + n / 2), nullptr, own + BOX * c, top, tile + BOX * c,
-                                              n);
-}
-template <int GROUPS> __device__ __forceinline__ void wait_scores(float*) {}
-template <class Number, int C>
-__device__ __forceinline__ void start_product(float* sum, unsigned (*a)[4], const Number* tile) {
   for (int c = 0; c < C; c += BOX)
     for (int n = 0; n < 4; n++)
       add_product<Number, true, BOX, 1>((float(*)[BOX / 8][4])(sum + c / 2), (unsigned(*)[1][4])a[n], tile + BOX * c,
                                         16 * n);
-}
-template <int C> __device__ __forceinline__ void wait_product(float*, unsigned (*)[4]) {}
-
 #endif
+}
+template <int C> __device__ __forceinline__ void wait_product(float* sum, unsigned (*a)[4]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  wgmma_wait<0>();
+  wgmma_hold<C / 2>(sum);
+  wgmma_hold<16>(a[0]);
+#endif
+}
 
 // Round 64 columns of a warp's sums to the fragments of the next product.
 template <class Number> __device__ __forceinline__ void as_factors(unsigned (*a)[4], const float* s) {
@@ -676,7 +675,7 @@ attention_backward_queries_hopper(const __grid_constant__ TensorMap map, const _
 #pragma unroll
       for (int i = 0; i < 32; i++)
         if (column_minus_row(i / 4, i % 4) > row % 64) s[i] = 0;
-    fetch(step + STAGES - 1);  // here its branch keeps the compiler from moving the powers behind the next line
+    fetch(step + STAGES - 1);  // here its branch keeps the compiler from moving the powers after the next line
     wait_scores<0>(dp);
 #pragma unroll
     for (int i = 0; i < 32; i++) s[i] *= dp[i] - mean[i / 2 % 2];
