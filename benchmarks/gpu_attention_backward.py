@@ -6,9 +6,9 @@
     python -m benchmarks.gpu_attention_backward --counters counters_4096.csv     # adds them to the stored file
 
 Needs a CUDA device and PyTorch. First every launch is compared with float64 on two texts, with its outputs filled with
-NaN before. PyTorch gets k and v expanded to all heads beforehand, in the layout [B, T, H, C], where it is fastest; its
-sums over the heads of a group are not timed. Times are medians over rounds. Rates count the causal half, and the
-backward pass as 2.5 forward passes.
+NaN before. If "ours" use wgmma, "ours, mma.sync" are the kernels for other GPUs. PyTorch gets k and v expanded to all
+heads beforehand, in the layout [B, T, H, C], where it is fastest; its sums over the heads of a group are not timed.
+Times are medians over rounds. Rates count the causal half, and the backward pass as 2.5 forward passes.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import json
 import math
 import statistics
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,7 @@ class Case:
             self.out[b] = y.transpose(0, 1).reshape(T, H * C).to(dtype)
         self.flops = 2.5 * 4 * B * H * T * T * C / 2
 
-    def ours(self, atomic):
+    def ours(self, atomic=False, on=None):
         _, H, G, _, _ = self.sizes
         arrays = map(array, (self.dqkv, self.delta, self.dout, self.out, self.lse, self.qkv))
         launches = flash_backward.backward(
@@ -78,8 +79,15 @@ class Case:
             self.scale,
             work=array(self.work) if atomic else None,
             tf32=self.dtype == torch.float32,
+            on=on,
         )
         return lambda: flash.run(launches)
+
+    def all_ours(self):
+        ways = {"ours": self.ours(), "ours, atomic": self.ours(True)}
+        if on := without_wgmma(self.sizes, self.dtype):
+            ways["ours, mma.sync"] = self.ours(on=on)
+        return ways
 
     def torchs(self, backend, deterministic=False):
         B, H, G, T, C = self.sizes
@@ -121,12 +129,18 @@ class Case:
         return max(errors)
 
 
+def without_wgmma(sizes, dtype):
+    """Return the GPU's properties without wgmma if our kernels use wgmma for this case, otherwise None."""
+    used = flash.card().capability == 90 and dtype == torch.bfloat16 and sizes[-1] in flash_backward.HOPPER
+    return replace(flash.card(), capability=80) if used else None
+
+
 def compile_all(works):
     """Bind every launch once, in parallel; the process keeps the kernels that NVRTC compiles."""
     import cupy
 
     def bind(work):
-        (_, H, G, T, C), dtype, atomic = work
+        (_, H, G, T, C), dtype, atomic, on = work
         new = lambda *shape: cupy.empty(shape, np.uint16 if dtype == torch.bfloat16 else np.float32)
         single = lambda *shape: cupy.empty(shape, np.float32)
         row = (H + 2 * G) * C
@@ -139,7 +153,7 @@ def compile_all(works):
             new(1, T, row),
         )
         room = single(1, H, T, C) if atomic else None
-        flash_backward.backward(*arrays, H, G, 1.0, work=room, tf32=dtype == torch.float32)
+        flash_backward.backward(*arrays, H, G, 1.0, work=room, tf32=dtype == torch.float32, on=on)
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(bind, works))
@@ -158,7 +172,7 @@ def milliseconds(run, repeats=4):
 def measure(sizes, dtype, rounds):
     """Return a row for each implementation; the implementations are timed alternately."""
     case = Case(*sizes, dtype)
-    ways = {"ours": case.ours(False), "ours, atomic": case.ours(True)}
+    ways = case.all_ours()
     errors = {name: case.error(run) for name, run in ways.items()}
     if dtype == torch.bfloat16:
         ways["flash"] = case.torchs(SDPBackend.FLASH_ATTENTION)
@@ -204,8 +218,7 @@ def once(T: int) -> None:
 
     case = Case(8 * 4096 // T, 12, 12, T, 64, torch.bfloat16)
     ways = (
-        case.ours(False),
-        case.ours(True),
+        *case.all_ours().values(),
         *map(case.torchs, (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)),
     )
     for run in (*ways, *ways):
@@ -223,11 +236,12 @@ def counted(file: Path) -> list[dict]:
     lines = file.read_text().splitlines()
     names, units, *kernels = csv.reader(lines[next(i for i, x in enumerate(lines) if x.startswith('"ID"')) :])
     units, rows = dict(zip(names, units, strict=True)), []
+    hopper = any("_hopper" in ",".join(line) for line in kernels)
     for line in kernels:
         found = dict(zip(names, line, strict=True))
         row = {
             "what": "counters",
-            "of": way_of(found["Kernel Name"]),
+            "of": way_of(found["Kernel Name"], hopper),
             "kernel": found["Kernel Name"].split("<")[0],
         }
         for name, metric in METRICS.items():
@@ -237,21 +251,25 @@ def counted(file: Path) -> list[dict]:
     return rows
 
 
-def way_of(kernel: str) -> str:
-    """Return the implementation to which a kernel belongs. The last number of our kernels shows if they add up dq."""
+def way_of(kernel: str, hopper: bool) -> str:
+    """Return the implementation to which a kernel belongs. hopper: whether some kernels are those for Hopper.
+
+    The last number of the kernel for keys shows if it adds up dq.
+    """
     name = kernel.split("(")[0].split("<")[0]
     for part, way in {
         "cudnn": "cuDNN",
         "flash": "flash",
         "delta": "ours, atomic",
         "finish": "ours, atomic",
+        "hopper": "ours",
     }.items():
         if part in name:
             return way
-    if "attention_backward_queries" in name:
-        return "ours"
-    if "attention_backward_keys" in name:
-        return "ours, atomic" if kernel.split(">")[0].endswith("1") else "ours"
+    if "attention_backward_keys" in name and kernel.split(">")[0].endswith("1"):
+        return "ours, atomic"
+    if "attention_backward" in name:
+        return "ours, mma.sync" if hopper else "ours"
     raise SystemExit(f"the kernel must belong to the backward pass of attention, got {name}")
 
 
@@ -276,7 +294,8 @@ def main():
     gpu, rows = torch.cuda.get_device_name(), []
     print(f"{gpu}, PyTorch {torch.__version__}")
     works = [(sizes, torch.bfloat16) for sizes in CASES] + [(sizes, torch.float32) for sizes in TF32]
-    compile_all([(*work, atomic) for work in works for atomic in (False, True)])
+    ways = lambda work: ((False, None), (True, None), (False, without_wgmma(*work)))
+    compile_all({(*work, *way) for work in works for way in ways(work)})
     for sizes, dtype in works:
         for row in measure(sizes, dtype, options.rounds):
             rows.append(row)

@@ -67,6 +67,8 @@ for number, cores, width, shared, turn, atomic in (
     names = flash_backward._names(number, cores, width, *tiles, turn, atomic)
     name = f"attention backward, {number}{' on tensor cores' * cores}"
     TEXTS[name] = (BACKWARD, names, 80 if cores and number != "__half" else 75)
+HOPPERS = [name for C in flash_backward.HOPPER for name in flash_backward._hopper_names("__nv_bfloat16", C, True)]
+TEXTS["attention backward, Hopper"] = (BACKWARD, HOPPERS, 80)
 
 
 def decoding(number, config):
@@ -108,7 +110,7 @@ def architectures(name):
 
 
 CASES = [(name, a) for name in TEXTS for a in architectures(name)]
-CASES += [("matmul16.cu", "sm_90a"), ("attention, Hopper", "sm_90a")]
+CASES += [(name, "sm_90a") for name in ("matmul16.cu", "attention, Hopper", "attention backward, Hopper")]
 
 
 def in_wheels(pattern):

@@ -117,12 +117,12 @@ class Problem:
         )
         return dqkv, xp.full(self.lse.shape, np.nan, np.float32), dout, out, xp.asarray(self.given_lse), qkv
 
-    def backward(self, shared=None, atomic=False):
-        """Return dq, dk and dv, and the written arrays. shared: bytes of the GPU's shared memory."""
+    def backward(self, shared=None, atomic=False, capability=None):
+        """Return dq, dk and dv, and the written arrays. shared, capability: of the GPU."""
         arrays = self.arrays()
         tables = self.tables and tuple(map(xp.asarray, self.tables))
         work = xp.full((*self.lse.shape, self.C), np.nan, np.float32) if atomic else None
-        capability = 75 if self.kind == "float16" else 80
+        capability = capability or (75 if self.kind == "float16" else 80)
         options = dict(tf32=self.kind == "tf32", on=flash.Card(capability, shared) if shared else None)
         launches = flash_backward.backward(
             *arrays, self.H, self.G, self.scale, tables=tables, work=work, **options
@@ -173,6 +173,7 @@ FORWARD = [  # type, C, B, T, H, G; the GPU; further options
     *((("bfloat16", 64, 1, 200, 2, 1), HOPPER, dict(size=size)) for size in (0.0, 300.0)),
     (("bfloat16", 32, 1, 40, 2, 2), AMPERE, dict(scale=1.0, size=0.2)),
 ]
+WGMMA = dict(shared=227 * K, capability=90)
 BACKWARD = [  # type, C, B, T, H, G; options of `backward`; further options
     (("bfloat16", 64, 1, 130, 3, 1), {}, {}),
     (("bfloat16", 64, 1, 1, 1, 1), {}, {}),
@@ -187,6 +188,8 @@ BACKWARD = [  # type, C, B, T, H, G; options of `backward`; further options
     (("bfloat16", 32, 2, 130, 4, 2), dict(shared=227 * K), dict(turn=True)),
     (("bfloat16", 128, 1, 65, 1, 1), {}, {}),
     (("bfloat16", 128, 1, 37, 3, 1), dict(shared=227 * K), dict(turn=True)),
+    *((("bfloat16", C, 1, T, 3, 1), WGMMA, dict(turn=True)) for C, T in ((64, 201), (128, 130))),
+    *((("float16", C, 2, T, 4, 2), WGMMA, {}) for C, T in ((64, 37), (128, 1))),
     (("tf32", 32, 2, 37, 4, 2), {}, dict(turn=True)),
     (("tf32", 32, 1, 130, 2, 1), dict(shared=163 * K, atomic=True), dict(turn=True)),
     (("tf32", 64, 1, 65, 3, 1), dict(shared=48 * K), {}),
@@ -320,6 +323,8 @@ def test_tiles_of_the_backward_pass_fit_the_card():
         for tile in flash_backward.tiles(size, C, T, shared * K):
             assert tile.bytes(C, size) <= shared * K
             assert tile.rows // tile.warps in (16, 32) and tile.step % 16 == 0 and tile.rows % tile.step == 0
+    for C, pair in flash_backward.HOPPER.items():  # each block takes 1 KB for its barriers, and CUDA 1 KB
+        assert all(tile.blocks * (tile.bytes(C) + 2 * K) <= 228 * K for tile in pair)
 
 
 def zeros(shape, dtype=np.float32, more=0):
