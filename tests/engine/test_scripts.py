@@ -218,17 +218,23 @@ def test_million_and_large(tmp_path, monkeypatch):
     million.collect(tmp_path, tmp_path)
     assert [row["curve"][-1][0] for row in rows_in(tmp_path / "ch32.json") if row["what"] == "run"] == [4]
 
-    small = dict(heads=2, kv_heads=1, context=16, vocab_size=300, predict=2)
-    shapes = {"base": ModelConfig(dim=16, layers=1, **small), "large": ModelConfig(dim=32, layers=2, **small)}
+    small = dict(heads=2, kv_heads=1, context=16, vocab_size=304, predict=2)
+    shapes = {"base": ModelConfig(dim=64, layers=1, **small), "large": ModelConfig(dim=128, layers=2, **small)}
     monkeypatch.setattr(large, "preset", shapes.get)
     monkeypatch.setattr(large, "ROWS", 16)
     parts = million.Parts(tmp_path / "out")
-    large.runs(parts, tmp_path, 1, "cpu", shape, settings)
-    for name in ("cards", "machine"):
-        (parts.out / f"{name}.json").write_text("1")
+    monkeypatch.setattr(gpu_step, "ROUNDS", 1)
+    changed = dict(shape=shape, settings=settings)
+    large.runs(parts, tmp_path, 1, "cpu", **changed)
+    for name in large.NAMES:
+        large.timed(parts, tmp_path, name, 0.0, "cpu", **changed)
+    (parts.out / "machine.json").write_text(json.dumps({"gpu": "new"}))
+    old = [dict(what="step", model="base"), dict(what="run", run="base_pass")]
+    (tmp_path / "large.json").write_text(json.dumps({"rows": old, "machine": {"gpu": "old"}}))
     large.collect(parts.out, tmp_path)
-    runs = [row["run"] for row in rows_in(tmp_path / "large.json") if row["what"] == "run"]
-    assert runs == ["base_pass", "base_time", "large_pass"]
+    rows = rows_in(tmp_path / "large.json")
+    gpus = {row["run"]: row["gpu"] for row in rows if row["what"] == "run"}
+    assert rows[0] == old[0] and gpus == dict.fromkeys(("base_pass", "base_time", "large_pass", "large_time"), "new")
 
 
 def test_yardsticks(tmp_path, monkeypatch):
