@@ -276,6 +276,24 @@ def test_race_takes_the_same_steps_on_both_sides(tmp_path, monkeypatch):
     assert rows["recipe"]["bits"] == pytest.approx(rows["peer"]["bits"], rel=1e-4)
 
 
+def test_race_ends_with_the_mean_of_the_last_weights():
+    """Compare with the mean of the weights of the same run without averaging, also as the products read it."""
+    shape, options = dataclasses.replace(TINY, context=16), SimpleNamespace(device="checked", precision="bfloat16")
+    recipe = race.RECIPE | dict(steps=5, warmup=1, lengths=((1.0, 16),), tokens=32)
+    seen, batch = [], gpu_step.batch(shape, 2, 0)
+    plain = race.Engine(options, shape, recipe, 0)
+    mean = race.Engine(options, shape, recipe | dict(average=[0.8, 2]), 0)
+    for made in (plain, mean):
+        made.begin()
+        for number in range(5):
+            made.take(number, *batch)
+            seen += [made.model.params.host().flat]
+    assert not np.array_equal(seen[3], seen[4]) and all(map(np.array_equal, seen[:4], seen[5:9]))
+    np.testing.assert_allclose(seen[9], (seen[2] + seen[4]) / 2, rtol=1e-6, atol=1e-9)
+    again = engine.GPT(shape, mean.model.params.host(), precision="bfloat16", where=WHERE)
+    np.testing.assert_array_equal(mean.model.logits(batch[0]), again.logits(batch[0]))
+
+
 def test_english_from_the_books_to_the_model_in_the_package(tmp_path, monkeypatch):
     sizes = {3: {304: (32, 1, 1, 1)}, 6: {304: (64, 2, 1, 1), 336: (64, 2, 1, 1)}}
     tiny = dict(SHAPES=sizes, PASSES={3: 1, 6: 2}, CONTEXT=16, ROWS=2, PROMPTS=("Murr",), RATES=english.RATES[:2])
