@@ -92,11 +92,11 @@ class Tile:
         """The instruction that multiplies: "wgmma", "mma.sync", or "float32" without tensor cores."""
         if self.kernel.startswith("attention_forward_hopper"):
             return "wgmma"
-        return "mma.sync" if ", true, " in self.kernel else "float32"
+        return "float32" if ", PLAIN, " in self.kernel else "mma.sync"
 
 
-def _tile(number: str, cores: bool, width: int, keys: int, warps: int, bands: int, blocks: int) -> Tile:
-    arguments = f"{number}, {str(cores).lower()}, {width}, {keys}, {warps}, {bands}, {blocks}"
+def _tile(number: str, mode: str, width: int, keys: int, warps: int, bands: int, blocks: int) -> Tile:
+    arguments = f"{number}, {mode}, {width}, {keys}, {warps}, {bands}, {blocks}"
     rows = 16 * bands * warps
     shared = max(4 * keys, 2 * keys + rows) * width * (4 if number == "float" else 2)
     return Tile(f"attention_forward<{arguments}>", rows, keys, warps, shared)
@@ -121,9 +121,25 @@ TF32 = {
     64: ((32, 4, 1, 4), (32, 4, 2, 2), 256),
     128: ((16, 4, 1, 1), (32, 8, 1, 1), 128),
 }
+SPLIT = {
+    32: ((32, 4, 1, 3), (32, 4, 2, 2), 256),
+    64: ((32, 4, 1, 2), (32, 4, 2, 2), 256),
+    128: ((16, 4, 1, 1), (32, 4, 1, 2), 128),
+}
 PLAIN = {32: ((32, 4, 1, 2),) * 2 + (0,), 64: ((32, 4, 1, 2),) * 2 + (0,), 128: ((16, 4, 1, 1),) * 2 + (0,)}
 # For each head width: number of value tiles and blocks per multiprocessor, for the Hopper tile of 64 rows and 64 keys.
 HOPPER = {64: (2, 4), 128: (1, 3)}
+
+
+def mode(number: str, on: Card, tf32: bool) -> str:
+    """Return how the kernels multiply, a value of `Mode` in attention.cuh.
+
+    Raises NanoEulerError if the GPU has no tensor-core instructions for this type.
+    """
+    if number == "float" and not tf32:
+        return "SPLIT" if on.has_mma else "PLAIN"
+    on.expect_cores(number)
+    return "CORES"
 
 
 def tile(number: str, width: int, time: int, on: Card, tf32: bool = False) -> Tile:
@@ -132,14 +148,12 @@ def tile(number: str, width: int, time: int, on: Card, tf32: bool = False) -> Ti
     number: C++ type, a value of NUMBERS; width: of a head; tf32: multiply float32 on tensor cores, rounded to TF32.
     Raises NanoEulerError if the GPU has no tensor-core instructions for this type.
     """
-    cores = number != "float" or tf32
-    if cores:
-        on.expect_cores(number)
+    how = mode(number, on, tf32)
     if number != "float" and on.capability == 90 and width in HOPPER:
         return _hopper_tile(number, width, *HOPPER[width])
-    few, many, long = (SIXTEEN_BITS if number != "float" else TF32 if tf32 else PLAIN)[width]
-    large = _tile(number, cores, width, *many)
-    return large if time > long and large.bytes <= on.shared else _tile(number, cores, width, *few)
+    few, many, long = (SIXTEEN_BITS if number != "float" else {"CORES": TF32, "SPLIT": SPLIT, "PLAIN": PLAIN}[how])[width]
+    large = _tile(number, how, width, *many)
+    return large if time > long and large.bytes <= on.shared else _tile(number, how, width, *few)
 
 
 @functools.cache

@@ -1,12 +1,16 @@
 // attention.cuh: common parts of FlashAttention's kernels: tiles in shared memory, mma fragments, powers of two.
 // Chapters 27 and 28. Include fours.cuh before it.
 //
-// Number: __nv_bfloat16, __half or float. CORES: use tensor cores, float as TF32; without CORES, float runs on any GPU.
+// Number: __nv_bfloat16, __half or float. Mode: how matrices are multiplied. CORES: on tensor cores, float rounded to TF32;
+// SPLIT: float on tensor cores by three products, with float's precision; PLAIN: float without tensor cores, on any GPU.
 // A tile is ROWS rows of C numbers. A row is divided into pieces of 16 bytes. Piece p of row r is stored at the place
 // of piece p ^ (r % 8), so that the pieces p of eight rows, which ldmatrix reads together, are in 32 different banks.
 // (If a row has only four pieces, two rows fill the banks, and the place is p ^ (r / 2 % 4).)
 #pragma once
 #include <nanoeuler.cuh>
+
+enum Mode { PLAIN, CORES, SPLIT };
+template <class Number, Mode MODE> constexpr bool ROUNDED = MODE == CORES && sizeof(Number) == 4;  // round to TF32
 
 template <class Number, int C> constexpr int PIECES = C * (int)sizeof(Number) / 16;  // pieces per row
 template <class Number> constexpr int PER_PIECE = 16 / (int)sizeof(Number);          // numbers per piece
@@ -84,28 +88,58 @@ static __device__ __noinline__ float4 multiply_plain(float4 d, uint4 a, uint2 b)
   return d;
 }
 
+// Replace each of N floats by the sum of two TF32s: `high`, and `low` with the bits that high lacks. (The last bit of low
+// may be one too many for TF32; mma ignores it, with an error of half a unit in float's last place.)
+template <int N> __device__ __forceinline__ void split(unsigned* high, unsigned* low, const unsigned* x) {
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+#if TRUNC
+    high[i] = x[i] & 0xffffe000;
+#else
+    high[i] = (x[i] + 0x1000) & 0xffffe000;
+#endif
+    low[i] = __float_as_uint(__uint_as_float(x[i]) - __uint_as_float(high[i]));
+  }
+}
+
 // d += a b.
-template <class Number, bool CORES>
+template <class Number, Mode MODE>
 __device__ __forceinline__ void multiply(float* d, const unsigned* a, const unsigned* b) {
-  if constexpr (!CORES) {
+  if constexpr (MODE == PLAIN) {
     float4 sum = make_float4(d[0], d[1], d[2], d[3]);
     sum = multiply_plain(sum, make_uint4(a[0], a[1], a[2], a[3]), make_uint2(b[0], b[1]));
     d[0] = sum.x, d[1] = sum.y, d[2] = sum.z, d[3] = sum.w;
   } else if constexpr (sizeof(Number) == 2) {
     mma<Number>(d, a, b);
+  } else if constexpr (MODE == SPLIT) {
+    unsigned a_high[4], a_low[4], b_high[2], b_low[2];
+    split<4>(a_high, a_low, a);
+    split<2>(b_high, b_low, b);
+#if FRESH == 1
+    float more[4] = {};
+#else
+    float* more = d;
+#endif
+    mma<tf32>(more, a_low, b_high);
+    mma<tf32>(more, a_high, b_low);
+    mma<tf32>(more, a_high, b_high);
+#if FRESH == 1
+#pragma unroll
+    for (int i = 0; i < 4; i++) d[i] += more[i];
+#endif
   } else {
     mma<tf32>(d, a, b);
   }
 }
 
-// Load rows `row` to row + 15 of a tile as fragments: a[step] has two pieces of each row. Float is rounded to TF32.
-template <class Number, bool CORES, int C>
+// Load rows `row` to row + 15 of a tile as fragments: a[step] has two pieces of each row. ROUNDED: to TF32.
+template <class Number, Mode MODE, int C>
 __device__ __forceinline__ void load_rows(unsigned (*a)[4], const Number* tile, int row) {
   int lane = lane_of();
 #pragma unroll
   for (int step = 0; step < STEPS<Number, C>; step++) {
     ldmatrix<4>(a[step], tile + place<Number, C>(lane % 16, 2 * step + lane / 16) + row * C);
-    if constexpr (CORES && sizeof(Number) == 4)
+    if constexpr (ROUNDED<Number, MODE>)
 #pragma unroll
       for (int i = 0; i < 4; i++) a[step][i] = to_tf32(as_number<Number>(a[step][i]));
   }
@@ -127,7 +161,7 @@ __device__ __forceinline__ void load_transposed(unsigned* b, const Number* tile,
 //   slot t of eight rows is row 2 t, slot t + 4 is row 2 t + 1, so the sums form a fragment a without being moved;
 //   slot n of sum[4 i], ..., sum[4 i + 3] is columns 32 i + 4 n, ..., 32 i + 4 n + 3, so a lane reads 16 bytes for four
 //   products, and sum[4 i][j], ..., sum[4 i + 3][j] are columns 32 i + 8 (lane % 4) + 4 (j % 2), ..., + 3.
-template <class Number, bool CORES> __device__ __forceinline__ void as_factor(unsigned (*a)[4], const float (*s)[4]) {
+template <class Number, Mode MODE> __device__ __forceinline__ void as_factor(unsigned (*a)[4], const float (*s)[4]) {
   if constexpr (sizeof(Number) == 2) {
 #pragma unroll
     for (int i = 0; i < 4; i++) a[0][i] = pack(Number(), s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
@@ -137,13 +171,13 @@ template <class Number, bool CORES> __device__ __forceinline__ void as_factor(un
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         Number x = s[n][i % 2 * 2 + i / 2];
-        if constexpr (CORES) a[n][i] = to_tf32(x);
+        if constexpr (MODE == CORES) a[n][i] = to_tf32(x);
         else a[n][i] = __float_as_uint(x);
       }
   }
 }
 
-template <class Number, bool CORES, int C, int BANDS>
+template <class Number, Mode MODE, int C, int BANDS>
 __device__ __forceinline__ void add_product(float (*sum)[C / 8][4], const unsigned (*a)[sizeof(Number) / 2][4],
                                             const Number* tile, int row) {
   int lane = lane_of();
@@ -154,11 +188,35 @@ __device__ __forceinline__ void add_product(float (*sum)[C / 8][4], const unsign
       ldmatrix_trans<4>(b, tile + place<Number, C>(lane % 16, n + lane / 16) + row * C);
 #pragma unroll
       for (int band = 0; band < BANDS; band++) {
-        multiply<Number, CORES>(sum[band][n], a[band][0], b);
-        multiply<Number, CORES>(sum[band][n + 1], a[band][0], b + 2);
+        multiply<Number, MODE>(sum[band][n], a[band][0], b);
+        multiply<Number, MODE>(sum[band][n + 1], a[band][0], b + 2);
       }
     }
   } else {
+#if FRESH == 2
+    if constexpr (MODE == SPLIT) {
+#pragma unroll
+      for (int n = 0; n < C / 8; n += 4) {
+        float more[BANDS][4][4] = {};
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const Number* from = tile + row * C + 8 * half * C;
+          uint4 low = *(const uint4*)(from + place<Number, C>(lane % 4 * 2, 2 * n + lane / 4));
+          uint4 high = *(const uint4*)(from + place<Number, C>(lane % 4 * 2 + 1, 2 * n + lane / 4));
+          unsigned b[4][2] = {{low.x, high.x}, {low.y, high.y}, {low.z, high.z}, {low.w, high.w}};
+#pragma unroll
+          for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int band = 0; band < BANDS; band++) multiply<Number, MODE>(more[band][j], a[band][half], b[j]);
+        }
+#pragma unroll
+        for (int band = 0; band < BANDS; band++)
+#pragma unroll
+          for (int j = 0; j < 16; j++) sum[band][n + j / 4][j % 4] += more[band][j / 4][j % 4];
+      }
+      return;
+    }
+#endif
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -170,7 +228,7 @@ __device__ __forceinline__ void add_product(float (*sum)[C / 8][4], const unsign
 #pragma unroll
         for (int j = 0; j < 4; j++)
 #pragma unroll
-          for (int band = 0; band < BANDS; band++) multiply<Number, CORES>(sum[band][n + j], a[band][half], b[j]);
+          for (int band = 0; band < BANDS; band++) multiply<Number, MODE>(sum[band][n + j], a[band][half], b[j]);
       }
   }
 }

@@ -16,6 +16,12 @@
 #include <attention.cuh>
 #include <hopper.cuh>
 
+#ifndef HOLDQ
+#define HOLDQ 1
+#endif
+#ifndef ORDER
+#define ORDER 0
+#endif
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f, LEAST = -3e38f;
 
 // The work of a block: rows first to limit - 1 of one group of one text. Row r is position r / packed and head
@@ -46,9 +52,43 @@ __device__ __forceinline__ Work<Number> work_of_block(const Number* qkv, Number*
 }
 
 // s = q k^T for a warp's rows and a tile's keys. Groups of 16 keys from `reach` on are in the future and are skipped.
-template <class Number, bool CORES, int C, int KEYS, int BANDS>
+#if ORDER == 1
+template <class Number, Mode MODE, int C, int KEYS, int BANDS>
 __device__ __forceinline__ void scores(float (&s)[BANDS][KEYS / 8][4], const unsigned (&q)[BANDS][STEPS<Number, C>][4],
-                                       const Number* k, int reach) {
+                                       const Number* k, int reach, const Number* own) {
+  int lane = lane_of();
+#pragma unroll
+  for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+    for (int band = 0; band < BANDS; band++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) s[band][n][i] = 0;
+#pragma unroll
+  for (int step = 0; step < STEPS<Number, C>; step++) {
+    unsigned a[BANDS][4];
+#pragma unroll
+    for (int band = 0; band < BANDS; band++)
+      if (HOLDQ)
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[band][i] = q[band][step][i];
+      else ldmatrix<4>(a[band], own + place<Number, C>(lane % 16, 2 * step + lane / 16) + 16 * band * C);
+#pragma unroll
+    for (int n = 0; n < KEYS; n += 16) {
+      if (n >= reach) continue;
+      unsigned b[4];
+      load_transposed<Number, C>(b, k, n, step);
+#pragma unroll
+      for (int band = 0; band < BANDS; band++) {
+        multiply<Number, MODE>(s[band][n / 8], a[band], b);
+        multiply<Number, MODE>(s[band][n / 8 + 1], a[band], b + 2);
+      }
+    }
+  }
+}
+#else
+template <class Number, Mode MODE, int C, int KEYS, int BANDS>
+__device__ __forceinline__ void scores(float (&s)[BANDS][KEYS / 8][4], const unsigned (&q)[BANDS][STEPS<Number, C>][4],
+                                       const Number* k, int reach, const Number*) {
 #pragma unroll
   for (int n = 0; n < KEYS; n += 16) {
 #pragma unroll
@@ -62,12 +102,13 @@ __device__ __forceinline__ void scores(float (&s)[BANDS][KEYS / 8][4], const uns
       load_transposed<Number, C>(b, k, n, step);
 #pragma unroll
       for (int band = 0; band < BANDS; band++) {
-        multiply<Number, CORES>(s[band][n / 8], q[band][step], b);
-        multiply<Number, CORES>(s[band][n / 8 + 1], q[band][step], b + 2);
+        multiply<Number, MODE>(s[band][n / 8], q[band][step], b);
+        multiply<Number, MODE>(s[band][n / 8 + 1], q[band][step], b + 2);
       }
     }
   }
 }
+#endif
 
 // Causal mask: scores of keys after a row's position become LEAST; `key` is the key of s[.][0][0].
 template <int KEYS, int BANDS>
@@ -117,7 +158,7 @@ __device__ __forceinline__ void rescale(float (&o)[BANDS][C / 8][4], const float
 }
 
 // o += p v, skipping the keys from `reach` on.
-template <class Number, bool CORES, int C, int KEYS, int BANDS>
+template <class Number, Mode MODE, int C, int KEYS, int BANDS>
 __device__ __forceinline__ void add_values(float (&o)[BANDS][C / 8][4], const float (&p)[BANDS][KEYS / 8][4],
                                            const Number* v, int reach) {
 #pragma unroll
@@ -125,8 +166,8 @@ __device__ __forceinline__ void add_values(float (&o)[BANDS][C / 8][4], const fl
     if (n >= reach) continue;
     unsigned a[BANDS][sizeof(Number) / 2][4];
 #pragma unroll
-    for (int band = 0; band < BANDS; band++) as_factor<Number, CORES>(a[band], p[band] + n / 8);
-    add_product<Number, CORES, C, BANDS>(o, a, v, n);
+    for (int band = 0; band < BANDS; band++) as_factor<Number, MODE>(a[band], p[band] + n / 8);
+    add_product<Number, MODE, C, BANDS>(o, a, v, n);
   }
 }
 
@@ -176,7 +217,7 @@ __device__ __forceinline__ void store_rows(const Work<Number>& w, Number* mine, 
 }
 
 // The kernel for all GPUs. Each warp owns 16 BANDS rows.
-template <class Number, bool CORES, int C, int KEYS, int WARPS, int BANDS, int BLOCKS>
+template <class Number, Mode MODE, int C, int KEYS, int WARPS, int BANDS, int BLOCKS>
 __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, float* __restrict__ lse, int pairs, int T,
                   int heads, int groups, float scale) {
@@ -188,7 +229,7 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
   Work<Number> w = work_of_block<Number, C, ROWS>(qkv, out, lse, pair, T, heads, groups);
   int steps = (w.limit - 1) / w.packed / KEYS + 1;
 
-  load_packed_tile<Number, C, ROWS, THREADS>(tiles + 2 * TILE, w.q, w.pitch, C, w.packed, w.first, w.limit);
+  load_packed_tile<Number, C, ROWS, THREADS>(tiles + (HOLDQ ? 2 : 4) * TILE, w.q, w.pitch, C, w.packed, w.first, w.limit);
   copy_async_commit();
   load_tile<Number, C, KEYS, THREADS>(tiles, w.k, w.pitch, T);
   load_tile<Number, C, KEYS, THREADS>(tiles + TILE, w.v, w.pitch, T);
@@ -202,7 +243,7 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
   __syncthreads();
 #pragma unroll
   for (int band = 0; band < BANDS; band++) {
-    load_rows<Number, CORES, C>(q[band], tiles + 2 * TILE, below + 16 * band);
+    if (HOLDQ) load_rows<Number, MODE, C>(q[band], tiles + 2 * TILE, below + 16 * band);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       position[band][half] = (row + 16 * band + lane / 4 + 8 * half) / w.packed;
@@ -210,10 +251,11 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
     }
   }
 
+  const Number* own = tiles + 4 * TILE + below * C;
   for (int step = 0; step < steps; step++) {
     Number *here = tiles + step % 2 * 2 * TILE, *next = tiles + (step + 1) % 2 * 2 * TILE;
     copy_async_wait<0>();
-    if constexpr (CORES && sizeof(Number) == 4) round_tile<C, 2 * KEYS, THREADS>(here);
+    if constexpr (ROUNDED<Number, MODE>) round_tile<C, 2 * KEYS, THREADS>(here);
     __syncthreads();
     int behind = (step + 1) * KEYS;
     if (step + 1 < steps) {
@@ -221,18 +263,25 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
       load_tile<Number, C, KEYS, THREADS>(next + TILE, w.v + behind * w.pitch, w.pitch, T - behind);
       copy_async_commit();
     }
+#ifdef __CUDACC__
+#if KEEP
+    if constexpr (MODE == SPLIT && HOLDQ)
+#pragma unroll
+      for (int i = 0; i < BANDS * STEPS<Number, C> * 4; i++) asm volatile("" : "+r"((&q[0][0][0])[i]));
+#endif
+#endif
     float s[BANDS][KEYS / 8][4];
     if (least + 1 >= behind) {  // no key of the tile is in any row's future
-      scores<Number, CORES, C, KEYS, BANDS>(s, q, here, KEYS);
+      scores<Number, MODE, C, KEYS, BANDS>(s, q, here, KEYS, own);
       softmax_step<KEYS, BANDS>(s, top, sum, shrink, scale * LOG2_E);
       rescale<C, BANDS>(o, shrink);
-      add_values<Number, CORES, C, KEYS, BANDS>(o, s, here + TILE, KEYS);
+      add_values<Number, MODE, C, KEYS, BANDS>(o, s, here + TILE, KEYS);
     } else if (most >= step * KEYS) {  // some keys are, but not all
-      scores<Number, CORES, C, KEYS, BANDS>(s, q, here, most + 1 - step * KEYS);
+      scores<Number, MODE, C, KEYS, BANDS>(s, q, here, most + 1 - step * KEYS, own);
       mask<KEYS, BANDS>(s, position, step * KEYS + 2 * (lane % 4));
       softmax_step<KEYS, BANDS>(s, top, sum, shrink, scale * LOG2_E);
       rescale<C, BANDS>(o, shrink);
-      add_values<Number, CORES, C, KEYS, BANDS>(o, s, here + TILE, most + 1 - step * KEYS);
+      add_values<Number, MODE, C, KEYS, BANDS>(o, s, here + TILE, most + 1 - step * KEYS);
     }
   }
   __syncthreads();  // all warps have finished with the tiles, whose memory the outputs now use
@@ -274,7 +323,7 @@ __device__ __forceinline__ void group_scores(float (&s)[1][KEYS / 8][4], const N
 #pragma unroll
   for (int c = 0; c < C; c += COLUMNS) {
     unsigned a[1][STEPS<Number, COLUMNS>][4];
-    load_rows<Number, true, COLUMNS>(a[0], q + 64 * c, threadIdx.x / 32 * 16);
+    load_rows<Number, CORES, COLUMNS>(a[0], q + 64 * c, threadIdx.x / 32 * 16);
 #pragma unroll
     for (int n = 0; n < KEYS; n += 16)
 #pragma unroll
@@ -310,7 +359,7 @@ __device__ __forceinline__ void group_values(float (&o)[1][C / 8][4], unsigned (
   for (int c = 0; c < C; c += COLUMNS)
 #pragma unroll
     for (int n = 0; n < KEYS / 16; n++)
-      add_product<Number, true, COLUMNS, 1>((float(*)[COLUMNS / 8][4])o[0][c / 8], &p[n], v + KEYS * c, 16 * n);
+      add_product<Number, CORES, COLUMNS, 1>((float(*)[COLUMNS / 8][4])o[0][c / 8], &p[n], v + KEYS * c, 16 * n);
 #endif
 }
 
@@ -364,7 +413,7 @@ attention_forward_hopper(const Number* __restrict__ qkv, Number* __restrict__ ou
     softmax_step<KEYS, 1>(s, top, sum, shrink, scale * LOG2_E);
     rescale<C, 1>(o, shrink);
 #pragma unroll
-    for (int n = 0; n < KEYS / 16; n++) as_factor<Number, true>(p[n], s[0] + 2 * n);
+    for (int n = 0; n < KEYS / 16; n++) as_factor<Number, CORES>(p[n], s[0] + 2 * n);
     if constexpr (VALUES == 1) {
       copy_async_wait<1>();
       show_tiles();
