@@ -6,9 +6,9 @@
     python -m benchmarks.gpu_attention_backward --counters counters_4096.csv     # adds them to the stored file
 
 Needs a CUDA device and PyTorch. First every launch is compared with float64 on two texts, with its outputs filled with
-NaN before. PyTorch gets k and v expanded to all heads beforehand, in the layout [B, T, H, C], where it is fastest; its
-sums over the heads of a group are not timed. Times are medians over rounds. Rates count the causal half, and the
-backward pass as 2.5 forward passes.
+NaN before. "ours, plain" is float32 without tensor cores, as on GPUs below 8.0. PyTorch gets k and v expanded to all
+heads beforehand, in the layout [B, T, H, C], where it is fastest; its sums over the heads of a group are not timed.
+Times are medians over rounds. Rates count the causal half, and the backward pass as 2.5 forward passes.
 """
 
 import argparse
@@ -27,12 +27,13 @@ from nanoeuler_lib.engine import flash, flash_backward
 from tools.notebooks.results import FOLDER, save
 
 # B, H, G, T, C
-CASES = [
+BFLOAT16 = [
     (64, 12, 12, 512, 64), (64, 12, 4, 512, 64), (32, 12, 12, 1024, 64), (32, 12, 4, 1024, 64), (8, 12, 12, 4096, 64),
     (8, 12, 4, 4096, 64), (64, 12, 12, 512, 32), (64, 6, 6, 512, 128), (8, 6, 6, 4096, 128), (512, 12, 12, 64, 64),
 ]  # fmt: skip
 TF32 = [(32, 12, 12, 512, 64), (32, 12, 12, 512, 32), (32, 6, 6, 512, 128)]
-TOLERANCE = {torch.bfloat16: 6e-3, torch.float32: 2e-3}  # relative to the whole gradient, against float64
+WORKS = [(case, kind) for kind, cases in (("bfloat16", BFLOAT16), ("tf32", TF32), ("float32", TF32)) for case in cases]
+TOLERANCE = {"bfloat16": 6e-3, "tf32": 2e-3, "float32": 2e-6}  # relative to the whole gradient, against float64
 
 
 def array(tensor):
@@ -50,8 +51,9 @@ def array(tensor):
 class Case:
     """Hold random inputs of one shape and the functions that compute their gradients."""
 
-    def __init__(self, B, H, G, T, C, dtype):
-        self.sizes, self.dtype, self.scale = (B, H, G, T, C), dtype, 1 / math.sqrt(C)
+    def __init__(self, B, H, G, T, C, kind):
+        self.sizes, self.kind, self.scale = (B, H, G, T, C), kind, 1 / math.sqrt(C)
+        dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
         draw = lambda *shape: torch.randn(*shape, device="cuda").to(dtype)
         self.qkv, self.dout = draw(B, T, (H + 2 * G) * C), draw(B, T, H * C)
         self.dqkv = torch.empty_like(self.qkv)
@@ -68,7 +70,7 @@ class Case:
             self.out[b] = y.transpose(0, 1).reshape(T, H * C).to(dtype)
         self.flops = 2.5 * 4 * B * H * T * T * C / 2
 
-    def ours(self, atomic):
+    def ours(self, atomic=False, on=None):
         _, H, G, _, _ = self.sizes
         arrays = map(array, (self.dqkv, self.delta, self.dout, self.out, self.lse, self.qkv))
         launches = flash_backward.backward(
@@ -77,7 +79,8 @@ class Case:
             G,
             self.scale,
             work=array(self.work) if atomic else None,
-            tf32=self.dtype == torch.float32,
+            tf32=self.kind == "tf32",
+            on=on,
         )
         return lambda: flash.run(launches)
 
@@ -117,7 +120,7 @@ class Case:
             for got, want in zip(self.dqkv[b].double().split([H * C, G * C, G * C], -1), wanted):
                 want = want.transpose(0, 1).reshape(T, -1)
                 errors.append(((got - want).norm() / want.norm()).item())
-        assert max(errors) <= TOLERANCE[self.dtype], errors
+        assert max(errors) <= TOLERANCE[self.kind], errors
         return max(errors)
 
 
@@ -126,8 +129,8 @@ def compile_all(works):
     import cupy
 
     def bind(work):
-        (_, H, G, T, C), dtype, atomic = work
-        new = lambda *shape: cupy.empty(shape, np.uint16 if dtype == torch.bfloat16 else np.float32)
+        (_, H, G, T, C), kind, atomic, on = work
+        new = lambda *shape: cupy.empty(shape, np.uint16 if kind == "bfloat16" else np.float32)
         single = lambda *shape: cupy.empty(shape, np.float32)
         row = (H + 2 * G) * C
         arrays = (
@@ -139,7 +142,7 @@ def compile_all(works):
             new(1, T, row),
         )
         room = single(1, H, T, C) if atomic else None
-        flash_backward.backward(*arrays, H, G, 1.0, work=room, tf32=dtype == torch.float32)
+        flash_backward.backward(*arrays, H, G, 1.0, work=room, tf32=kind == "tf32", on=on)
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(bind, works))
@@ -155,12 +158,19 @@ def milliseconds(run, repeats=4):
     return start.elapsed_time(end) / repeats
 
 
-def measure(sizes, dtype, rounds):
+def ways_of(kind):
+    """Return {way: (whether dq is added up by atomics, the GPU whose tiles to use)} of our kernels."""
+    older = flash.Card(75, flash.card().shared)  # its float32 runs without tensor cores
+    second = {"ours, plain": (False, older)} if kind == "float32" else {"ours, atomic": (True, None)}
+    return {"ours": (False, None)} | second
+
+
+def measure(sizes, kind, rounds):
     """Return a row for each implementation; the implementations are timed alternately."""
-    case = Case(*sizes, dtype)
-    ways = {"ours": case.ours(False), "ours, atomic": case.ours(True)}
+    case = Case(*sizes, kind)
+    ways = {name: case.ours(*way) for name, way in ways_of(kind).items()}
     errors = {name: case.error(run) for name, run in ways.items()}
-    if dtype == torch.bfloat16:
+    if kind == "bfloat16":
         ways["flash"] = case.torchs(SDPBackend.FLASH_ATTENTION)
         ways["flash, deterministic"] = case.torchs(SDPBackend.FLASH_ATTENTION, True)
         ways["cuDNN"] = case.torchs(SDPBackend.CUDNN_ATTENTION)
@@ -174,7 +184,7 @@ def measure(sizes, dtype, rounds):
             times[name].append(milliseconds(run))
     medians = {name: statistics.median(taken) for name, taken in times.items()}
     peer = medians.get("flash") or medians["efficient"]
-    names = dict(zip("BHGTC", sizes)) | {"numbers": str(dtype).removeprefix("torch.")}
+    names = dict(zip("BHGTC", sizes)) | {"numbers": kind}
     return [
         names | {
             "way": name, "milliseconds": round(took, 4), "teraflops": round(case.flops / took / 1e9, 1),
@@ -202,10 +212,10 @@ def once(T: int) -> None:
     """Run each implementation once between the profiler's start and stop."""
     import cupy
 
-    case = Case(8 * 4096 // T, 12, 12, T, 64, torch.bfloat16)
+    case = Case(8 * 4096 // T, 12, 12, T, 64, "bfloat16")
     ways = (
-        case.ours(False),
-        case.ours(True),
+        case.ours(),
+        case.ours(atomic=True),
         *map(case.torchs, (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)),
     )
     for run in (*ways, *ways):
@@ -275,10 +285,9 @@ def main():
         return take_counters(options.counters, options.out)
     gpu, rows = torch.cuda.get_device_name(), []
     print(f"{gpu}, PyTorch {torch.__version__}")
-    works = [(sizes, torch.bfloat16) for sizes in CASES] + [(sizes, torch.float32) for sizes in TF32]
-    compile_all([(*work, atomic) for work in works for atomic in (False, True)])
-    for sizes, dtype in works:
-        for row in measure(sizes, dtype, options.rounds):
+    compile_all([(sizes, kind, *way) for sizes, kind in WORKS for way in ways_of(kind).values()])
+    for sizes, kind in WORKS:
+        for row in measure(sizes, kind, options.rounds):
             rows.append(row)
             error = f"error {row['error']:.1e}" if row["error"] else ""
             rate = f"{row['milliseconds']:8.4f} ms {row['teraflops']:6.0f} TFLOP/s {row['against_peer']:6.2f}x"

@@ -26,6 +26,8 @@
 //   wgmma_hold<N>(d)           keep the compiler from moving uses of the N registers d past this line; call it before the
 //                              fence and after the wait, since the compiler does not know that wgmma accesses them
 //   wgmma_fence(), wgmma_commit(), wgmma_wait<N>()   call before the first product; end a group; wait for all but N groups
+//   take_registers<N>(), give_registers<N>()   let each thread of the warpgroup have N registers from now on, more or
+//                              fewer than before; all warpgroups together may not have more than at the start
 //   cluster_rank(), cluster_sync()   return this block's number in its cluster; wait for all blocks of the cluster
 //
 // (PTX ISA, "Asynchronous warpgroup level matrix instructions", "Tensor copy", "mbarrier".)
@@ -153,6 +155,9 @@ NE_WGMMA_OF_REGISTERS(__half, "f16.f16")
 #undef NE_NAMES_128
 #undef NE_NAMES_64
 
+template <int N> NE_HOPPER void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> NE_HOPPER void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+
 NE_HOPPER unsigned cluster_rank() {
   unsigned rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -193,6 +198,8 @@ NE_FOR_THE_GPU(wgmma_wait, "__syncthreads(), before the tiles are written again"
 NE_REFUSE(wgmma, "ldmatrix and mma<T> in each of the four warps, of its 16 rows", int N NE_COMMA class T)
 NE_REFUSE(wgmma_of_registers, "ldmatrix_trans and mma<T>", class T)
 NE_FOR_THE_GPU(wgmma_hold, "nothing")
+NE_FOR_THE_GPU(take_registers, "nothing")
+NE_FOR_THE_GPU(give_registers, "nothing")
 NE_FOR_THE_GPU(cluster_rank, "0: the CPU runs single blocks")
 NE_FOR_THE_GPU(cluster_sync, "__syncthreads()")
 #undef NE_COMMA

@@ -21,11 +21,13 @@ import numpy as np
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.cuda import launch
+from nanoeuler_lib.cuda.tensor_map import tensor_map
 from nanoeuler_lib.errors import NanoEulerError
 
 NUMBERS = {"bfloat16": "__nv_bfloat16", "uint16": "__nv_bfloat16", "float16": "__half", "float32": "float"}
 WIDTHS = 32, 64, 128
-TOGETHER = 32  # groups whose blocks run at the same time, so that their keys and values stay in the L2 cache
+# Groups, or heads, whose blocks run at the same time, so that their keys and values stay in the L2 cache.
+TOGETHER, TOGETHER_HOPPER = 32, 64
 
 
 @dataclass(frozen=True)
@@ -95,16 +97,18 @@ class Tile:
         return "float32" if ", PLAIN, " in self.kernel else "mma.sync"
 
 
-def _tile(number: str, mode: str, width: int, keys: int, warps: int, bands: int, blocks: int) -> Tile:
-    arguments = f"{number}, {mode}, {width}, {keys}, {warps}, {bands}, {blocks}"
+def _tile(number: str, how: str, width: int, keys: int, warps: int, bands: int, blocks: int) -> Tile:
+    arguments = f"{number}, {how}, {width}, {keys}, {warps}, {bands}, {blocks}"
     rows = 16 * bands * warps
-    shared = max(4 * keys, 2 * keys + rows) * width * (4 if number == "float" else 2)
+    at_once = 4 * keys + rows if how == "SPLIT" else max(4 * keys, 2 * keys + rows)  # rows of q, k and v
+    shared = at_once * width * (4 if number == "float" else 2)
     return Tile(f"attention_forward<{arguments}>", rows, keys, warps, shared)
 
 
-def _hopper_tile(number: str, width: int, values: int, blocks: int) -> Tile:
-    shared = (64 + (2 + values) * 64) * width * 2
-    return Tile(f"attention_forward_hopper<{number}, {width}, {values}, {blocks}>", 64, 64, 4, shared)
+def _hopper_tile(number: str, width: int, keys: int, warpgroups: int, stages: int) -> Tile:
+    arguments = f"{number}, {width}, {keys}, {warpgroups}, {stages}"
+    shared = (2 * stages * keys + 192 * warpgroups) * width * 2
+    return Tile(f"attention_forward_hopper<{arguments}>", 64 * warpgroups, keys, 4 * warpgroups + 4, shared)
 
 
 # For each head width: the tile for short texts, which takes at most 48 KB of shared memory; the tile for long texts;
@@ -122,19 +126,21 @@ TF32 = {
     128: ((16, 4, 1, 1), (32, 8, 1, 1), 128),
 }
 SPLIT = {
-    32: ((32, 4, 1, 3), (32, 4, 2, 2), 256),
-    64: ((32, 4, 1, 2), (32, 4, 2, 2), 256),
-    128: ((16, 4, 1, 1), (32, 4, 1, 2), 128),
+    32: ((32, 4, 1, 3), (32, 4, 1, 3), 0),
+    64: ((16, 4, 2, 2), (16, 4, 2, 2), 0),
+    128: ((16, 2, 1, 2), (16, 4, 1, 2), 0),
 }
 PLAIN = {32: ((32, 4, 1, 2),) * 2 + (0,), 64: ((32, 4, 1, 2),) * 2 + (0,), 128: ((16, 4, 1, 1),) * 2 + (0,)}
-# For each head width: number of value tiles and blocks per multiprocessor, for the Hopper tile of 64 rows and 64 keys.
-HOPPER = {64: (2, 4), 128: (1, 3)}
+# For each head width: keys of a tile, warpgroups that multiply, stages. (Chosen on an H200.)
+HOPPER = {64: (64, 4, 6), 128: (128, 2, 2)}
 
 
 def mode(number: str, on: Card, tf32: bool) -> str:
-    """Return how the kernels multiply, a value of `Mode` in attention.cuh.
+    """Return how the kernels multiply: "CORES", "SPLIT" or "PLAIN", which attention.cuh explains.
 
-    Raises NanoEulerError if the GPU has no tensor-core instructions for this type.
+    number: C++ type; tf32: round float32 to TF32. Otherwise float32 keeps its precision: tensor cores multiply it by
+    three products of TF32 from compute capability 8.0 on, and older GPUs multiply it without tensor cores. Raises
+    NanoEulerError if the GPU has no tensor-core instructions for this type.
     """
     if number == "float" and not tf32:
         return "SPLIT" if on.has_mma else "PLAIN"
@@ -145,13 +151,14 @@ def mode(number: str, on: Card, tf32: bool) -> str:
 def tile(number: str, width: int, time: int, on: Card, tf32: bool = False) -> Tile:
     """Return the tile for texts of `time` positions.
 
-    number: C++ type, a value of NUMBERS; width: of a head; tf32: multiply float32 on tensor cores, rounded to TF32.
-    Raises NanoEulerError if the GPU has no tensor-core instructions for this type.
+    number: C++ type, a value of NUMBERS; width: of a head; tf32: as for `mode`. Raises NanoEulerError if the GPU has no
+    tensor-core instructions for this type.
     """
     how = mode(number, on, tf32)
     if number != "float" and on.capability == 90 and width in HOPPER:
         return _hopper_tile(number, width, *HOPPER[width])
-    few, many, long = (SIXTEEN_BITS if number != "float" else {"CORES": TF32, "SPLIT": SPLIT, "PLAIN": PLAIN}[how])[width]
+    of_float = {"CORES": TF32, "SPLIT": SPLIT, "PLAIN": PLAIN}
+    few, many, long = (of_float[how] if number == "float" else SIXTEEN_BITS)[width]
     large = _tile(number, how, width, *many)
     return large if time > long and large.bytes <= on.shared else _tile(number, how, width, *few)
 
@@ -177,17 +184,23 @@ def forward(
 ) -> list[cuda.Launch]:
     """Return the launches that compute `out` and `lse` from `qkv`, bound to these arrays (shapes: see the module).
 
-    scale: factor of the scores, 1 / sqrt(C), or 1 if the queries already contain it; tf32: multiply float32 on tensor
-    cores, rounded to TF32; where, checked: as for cuda.module; on: the GPU to choose the tile for, by default the
-    present one. Raises NanoEulerError for arrays that do not fit each other or the kernels.
+    scale: factor of the scores, 1 / sqrt(C), or 1 if the queries already contain it; tf32: round float32 to TF32, which
+    takes one product instead of three (see `mode`); where, checked: as for cuda.module; on: the GPU to choose the tile
+    for, by default the present one. Raises NanoEulerError for arrays that do not fit each other or the kernels.
     """
     where, on = where or cuda.device(), on or card(where)
     number, batch, time, width = _checked_shapes(out, lse, qkv, heads, groups)
     chosen = tile(number, width, time, on, tf32)
-    pairs = batch * groups
-    grid = side_by_side(pairs, -(-time * (heads // groups) // chosen.rows), TOGETHER)
-    arguments = qkv, out, lse, pairs, time, heads, groups, float(scale)
     kernel = _kernel(chosen, where, checked)
+    if chosen.multiplies_by == "wgmma":
+        pairs, tiles = batch * heads, -(-time // chosen.rows)
+        grid, taken = (min(pairs * tiles, on.processors), 1, 1), cuda.array_module(where).zeros(1, np.int32)
+        maps = tensor_map(qkv, 64), qkv, out, lse, taken
+        arguments = *maps, pairs, min(TOGETHER_HOPPER, pairs), time, heads, groups, float(scale)
+    else:
+        pairs = batch * groups
+        grid = side_by_side(pairs, -(-time * (heads // groups) // chosen.rows), TOGETHER)
+        arguments = qkv, out, lse, pairs, time, heads, groups, float(scale)
     return [kernel.bind(grid, chosen.threads, arguments, chosen.bytes, seconds=60.0)]
 
 

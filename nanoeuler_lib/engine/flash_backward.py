@@ -55,18 +55,27 @@ TILES = {
     256: [(200, *[Tile(64, 64, 4)] * 2), (132, SMALL, SMALL), (48, *[Tile(32, 16, 2)] * 2)],
     512: [(99, Tile(64, 16, 4), Tile(64, 16, 4, hold=0)), (64, Tile(16, 16, 1), Tile(16, 16, 1, hold=0))],
 }
+FLOAT = {  # the same for float32 that is not rounded to TF32: without room to hold a matrix in registers
+    128: [(132, *[Tile(128, 64, 4, 2, 0)] * 2), (48, *[Tile(64, 32, 4, 1, 0)] * 2)],
+    256: [
+        (200, *[Tile(64, 64, 4, 2, 0)] * 2),
+        (132, *[Tile(64, 32, 4, 2, 0)] * 2),
+        (99, *[Tile(64, 16, 4, 2, 0)] * 2),
+        (48, *[Tile(32, 16, 2, 2, 0)] * 2),
+    ],
+    512: [(99, *[Tile(64, 16, 4, 2, 0)] * 2), (64, *[Tile(16, 16, 1, 1, 0)] * 2)],
+}
 
 
 def tiles(size: int, width: int, time: int, shared: int, how: str = "CORES") -> tuple[Tile, Tile]:
     """Return the tiles of the queries' kernel and of the keys' kernel for texts of `time` positions.
 
-    size: bytes per number; width: of a head; shared: bytes of shared memory that a block may have; cores: whether the
-    products run on tensor cores (without them they take more registers, so no matrix is held there). Raises
-    NanoEulerError if no tile fits.
+    size: bytes per number; width: of a head; shared: bytes of shared memory that a block may have; how: how the kernels
+    multiply, see `flash.mode`. Raises NanoEulerError if no tile fits.
     """
-    for least, *pair in TILES[size * width]:
+    for least, *pair in (TILES if how == "CORES" else FLOAT)[size * width]:
         if shared >= least << 10 and (time > SHORT or pair[0].rows <= SHORT):
-            return tuple(replace(tile, hold=0) if how == "PLAIN" else tile for tile in pair)
+            return tuple(pair)
     raise NanoEulerError(f"heads of {width} numbers need {least} KB of shared memory, got {shared} bytes")
 
 

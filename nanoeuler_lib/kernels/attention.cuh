@@ -1,8 +1,8 @@
 // attention.cuh: common parts of FlashAttention's kernels: tiles in shared memory, mma fragments, powers of two.
 // Chapters 27 and 28. Include fours.cuh before it.
 //
-// Number: __nv_bfloat16, __half or float. Mode: how matrices are multiplied. CORES: on tensor cores, float rounded to TF32;
-// SPLIT: float on tensor cores by three products, with float's precision; PLAIN: float without tensor cores, on any GPU.
+// Number: __nv_bfloat16, __half or float. MODE: how to multiply. CORES: on tensor cores, float rounded to TF32. SPLIT:
+// float on tensor cores in float's precision, by three products of TF32. PLAIN: float without tensor cores, on any GPU.
 // A tile is ROWS rows of C numbers. A row is divided into pieces of 16 bytes. Piece p of row r is stored at the place
 // of piece p ^ (r % 8), so that the pieces p of eight rows, which ldmatrix reads together, are in 32 different banks.
 // (If a row has only four pieces, two rows fill the banks, and the place is p ^ (r / 2 % 4).)
@@ -24,7 +24,7 @@ template <class Number, int C> __device__ __forceinline__ int place(int row, int
 
 // ---- from global to shared memory -----------------------------------------------------------------------------
 
-// Start to copy a tile, with all threads of the block. Row r begins at `from + r pitch`; rows from `given` on become 0.
+// Start to copy a tile, with THREADS threads. Row r begins at `from + r pitch`; rows from `given` on become 0.
 template <class Number, int C, int ROWS, int THREADS>
 __device__ __forceinline__ void load_tile(Number* tile, const Number* from, size_t pitch, int given) {
   constexpr int P = PIECES<Number, C>;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void load_tile(Number* tile, const Number* from, size
   int piece = threadIdx.x % P;
 #pragma unroll
   for (int i = 0; i < ROWS * P / THREADS; i++) {
-    int row = threadIdx.x / P + i * (THREADS / P);
+    int row = threadIdx.x % THREADS / P + i * (THREADS / P);
     copy_async_cg<16>(tile + place<Number, C>(row, piece), from + row * pitch + piece * PER_PIECE<Number>,
                       row < given ? 16 : 0);
   }
@@ -88,16 +88,12 @@ static __device__ __noinline__ float4 multiply_plain(float4 d, uint4 a, uint2 b)
   return d;
 }
 
-// Replace each of N floats by the sum of two TF32s: `high`, and `low` with the bits that high lacks. (The last bit of low
-// may be one too many for TF32; mma ignores it, with an error of half a unit in float's last place.)
+// Write each of N floats as the sum of two TF32s, `high` and `low`. (low may have one bit too many, the float's last.
+// mma ignores it.)
 template <int N> __device__ __forceinline__ void split(unsigned* high, unsigned* low, const unsigned* x) {
 #pragma unroll
   for (int i = 0; i < N; i++) {
-#if TRUNC
-    high[i] = x[i] & 0xffffe000;
-#else
     high[i] = (x[i] + 0x1000) & 0xffffe000;
-#endif
     low[i] = __float_as_uint(__uint_as_float(x[i]) - __uint_as_float(high[i]));
   }
 }
@@ -115,18 +111,14 @@ __device__ __forceinline__ void multiply(float* d, const unsigned* a, const unsi
     unsigned a_high[4], a_low[4], b_high[2], b_low[2];
     split<4>(a_high, a_low, a);
     split<2>(b_high, b_low, b);
-#if FRESH == 1
-    float more[4] = {};
-#else
-    float* more = d;
-#endif
-    mma<tf32>(more, a_low, b_high);
-    mma<tf32>(more, a_high, b_low);
-    mma<tf32>(more, a_high, b_high);
-#if FRESH == 1
+    // The sum starts at 0, not at d: tensor cores seem to truncate (chapter 26), so the error of a long sum would grow.
+    // The product of the low parts is missing: it is at most 2^-22 of the whole.
+    float sum[4] = {};
+    mma<tf32>(sum, a_low, b_high);
+    mma<tf32>(sum, a_high, b_low);
+    mma<tf32>(sum, a_high, b_high);
 #pragma unroll
-    for (int i = 0; i < 4; i++) d[i] += more[i];
-#endif
+    for (int i = 0; i < 4; i++) d[i] += sum[i];
   } else {
     mma<tf32>(d, a, b);
   }
@@ -193,30 +185,6 @@ __device__ __forceinline__ void add_product(float (*sum)[C / 8][4], const unsign
       }
     }
   } else {
-#if FRESH == 2
-    if constexpr (MODE == SPLIT) {
-#pragma unroll
-      for (int n = 0; n < C / 8; n += 4) {
-        float more[BANDS][4][4] = {};
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const Number* from = tile + row * C + 8 * half * C;
-          uint4 low = *(const uint4*)(from + place<Number, C>(lane % 4 * 2, 2 * n + lane / 4));
-          uint4 high = *(const uint4*)(from + place<Number, C>(lane % 4 * 2 + 1, 2 * n + lane / 4));
-          unsigned b[4][2] = {{low.x, high.x}, {low.y, high.y}, {low.z, high.z}, {low.w, high.w}};
-#pragma unroll
-          for (int j = 0; j < 4; j++)
-#pragma unroll
-            for (int band = 0; band < BANDS; band++) multiply<Number, MODE>(more[band][j], a[band][half], b[j]);
-        }
-#pragma unroll
-        for (int band = 0; band < BANDS; band++)
-#pragma unroll
-          for (int j = 0; j < 16; j++) sum[band][n + j / 4][j % 4] += more[band][j / 4][j % 4];
-      }
-      return;
-    }
-#endif
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -241,5 +209,23 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 #else
   return exp2f(x);
+#endif
+}
+
+// x / y with an error of at most two units in the last place.
+__device__ __forceinline__ float fast_divide(float x, float y) {
+#ifdef __CUDACC__
+  return __fdividef(x, y);
+#else
+  return x / y;
+#endif
+}
+
+// log2(x) with an absolute error below 1e-6, for x from 0.5 on.
+__device__ __forceinline__ float fast_log2(float x) {
+#ifdef __CUDACC__
+  return __log2f(x);
+#else
+  return log2f(x);
 #endif
 }

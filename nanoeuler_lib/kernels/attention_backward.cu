@@ -228,16 +228,16 @@ attention_backward_queries(const Number* __restrict__ qkv, const Number* __restr
 #pragma unroll 4
       for (int row = 0; row < STEP; row += 16)
         queries_step<Number, MODE, C, BANDS, HOLD, false>(dq, q, slope, own_q, own_slope, top, tile, values, row, 0,
-                                                           base, mine, power);
+                                                          base, mine, power);
     } else {
       for (int row = 0; row < STEP && ahead + row < top[BANDS - 1] + 16; row += 16)
         if (BANDS == 2 && ahead + row >= top[0] + 16)  // these keys come after the first band's queries
           queries_step<Number, MODE, C, 1, HOLD, true>(dq + BANDS - 1, q + BANDS - 1, slope + BANDS - 1, own_q,
-                                                        own_slope, top + BANDS - 1, tile, values, row, ahead + row,
-                                                        base + BANDS - 1, mine + BANDS - 1, power);
+                                                       own_slope, top + BANDS - 1, tile, values, row, ahead + row,
+                                                       base + BANDS - 1, mine + BANDS - 1, power);
         else
           queries_step<Number, MODE, C, BANDS, HOLD, true>(dq, q, slope, own_q, own_slope, top, tile, values, row,
-                                                            ahead + row, base, mine, power);
+                                                           ahead + row, base, mine, power);
     }
   }
 #pragma unroll
@@ -436,7 +436,7 @@ attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict
 #pragma unroll AT_ONCE
         for (int row = 0; row < STEP; row += 16) {
           keys_step<Number, MODE, C, BANDS, HOLD, false>(dk, dv, ds, k, v, own_k, own_v, top, q, slope, row, 0, base,
-                                                          base + STEP, power);
+                                                         base + STEP, power);
           keep(row, BANDS);
         }
       } else {
@@ -444,11 +444,11 @@ attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict
           if (ahead + row + 15 < top[0]) continue;  // all of these queries come before the warp's keys
           if (BANDS == 2 && ahead + row + 15 < top[BANDS - 1]) {  // before the second band
             keys_step<Number, MODE, C, 1, HOLD, true>(dk, dv, ds, k, v, own_k, own_v, top, q, slope, row,
-                                                       ahead + row, base, base + STEP, power);
+                                                      ahead + row, base, base + STEP, power);
             keep(row, 1);
           } else {
             keys_step<Number, MODE, C, BANDS, HOLD, true>(dk, dv, ds, k, v, own_k, own_v, top, q, slope, row,
-                                                           ahead + row, base, base + STEP, power);
+                                                          ahead + row, base, base + STEP, power);
             keep(row, BANDS);
           }
         }

@@ -9,19 +9,14 @@
 // keeps their scores, largest score and sum in registers. The next tile is copied while the current one is used.
 //
 // Launch (S, ceil(T H / G / ROWS), ceil(B G / S)) blocks of 32 WARPS threads, for any S: the blocks of S groups run
-// first, longest rows first, then those of the next S. Shared memory, in numbers: max(4 KEYS, 2 KEYS + ROWS) C; for
-// Hopper (ROWS + 2 KEYS + VALUES KEYS) C. Arrays must be aligned to 16 bytes. BLOCKS: blocks per multiprocessor, which
-// limits the registers of a thread.
+// first, longest rows first, then those of the next S. Shared memory, in numbers: max(4 KEYS, 2 KEYS + ROWS) C; with
+// SPLIT (4 KEYS + ROWS) C. Arrays must be aligned to 16 bytes. BLOCKS: blocks per multiprocessor, which limits the
+// registers of a thread.
 #include <fours.cuh>
 #include <attention.cuh>
 #include <hopper.cuh>
+#include <named_barrier.cuh>
 
-#ifndef HOLDQ
-#define HOLDQ 1
-#endif
-#ifndef ORDER
-#define ORDER 0
-#endif
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f, LEAST = -3e38f;
 
 // The work of a block: rows first to limit - 1 of one group of one text. Row r is position r / packed and head
@@ -51,64 +46,44 @@ __device__ __forceinline__ Work<Number> work_of_block(const Number* qkv, Number*
   return w;
 }
 
-// s = q k^T for a warp's rows and a tile's keys. Groups of 16 keys from `reach` on are in the future and are skipped.
-#if ORDER == 1
+// s += q k^T for a warp's rows and a tile's keys. Groups of 16 keys from `reach` on are in the future and are skipped.
+// q: fragments, or for SPLIT `own`, the warp's rows in shared memory: their parts would take too many registers.
 template <class Number, Mode MODE, int C, int KEYS, int BANDS>
 __device__ __forceinline__ void scores(float (&s)[BANDS][KEYS / 8][4], const unsigned (&q)[BANDS][STEPS<Number, C>][4],
-                                       const Number* k, int reach, const Number* own) {
-  int lane = lane_of();
+                                       const Number* own, const Number* k, int reach) {
+  unsigned b[4];
+  auto add = [&](int n, int band, const unsigned* a) {
+    multiply<Number, MODE>(s[band][n / 8], a, b);
+    multiply<Number, MODE>(s[band][n / 8 + 1], a, b + 2);
+  };
+  if constexpr (MODE == SPLIT) {
 #pragma unroll
-  for (int n = 0; n < KEYS / 8; n++)
+    for (int step = 0; step < STEPS<Number, C>; step++) {  // outside, so that rows are split once for all keys
+      unsigned a[BANDS][4];
 #pragma unroll
-    for (int band = 0; band < BANDS; band++)
+      for (int band = 0; band < BANDS; band++)
+        ldmatrix<4>(a[band], own + place<Number, C>(lane_of() % 16, 2 * step + lane_of() / 16) + 16 * band * C);
 #pragma unroll
-      for (int i = 0; i < 4; i++) s[band][n][i] = 0;
+      for (int n = 0; n < KEYS; n += 16) {
+        if (n >= reach) continue;
+        load_transposed<Number, C>(b, k, n, step);
 #pragma unroll
-  for (int step = 0; step < STEPS<Number, C>; step++) {
-    unsigned a[BANDS][4];
-#pragma unroll
-    for (int band = 0; band < BANDS; band++)
-      if (HOLDQ)
-#pragma unroll
-        for (int i = 0; i < 4; i++) a[band][i] = q[band][step][i];
-      else ldmatrix<4>(a[band], own + place<Number, C>(lane % 16, 2 * step + lane / 16) + 16 * band * C);
+        for (int band = 0; band < BANDS; band++) add(n, band, a[band]);
+      }
+    }
+  } else {
 #pragma unroll
     for (int n = 0; n < KEYS; n += 16) {
       if (n >= reach) continue;
-      unsigned b[4];
-      load_transposed<Number, C>(b, k, n, step);
 #pragma unroll
-      for (int band = 0; band < BANDS; band++) {
-        multiply<Number, MODE>(s[band][n / 8], a[band], b);
-        multiply<Number, MODE>(s[band][n / 8 + 1], a[band], b + 2);
+      for (int step = 0; step < STEPS<Number, C>; step++) {
+        load_transposed<Number, C>(b, k, n, step);
+#pragma unroll
+        for (int band = 0; band < BANDS; band++) add(n, band, q[band][step]);
       }
     }
   }
 }
-#else
-template <class Number, Mode MODE, int C, int KEYS, int BANDS>
-__device__ __forceinline__ void scores(float (&s)[BANDS][KEYS / 8][4], const unsigned (&q)[BANDS][STEPS<Number, C>][4],
-                                       const Number* k, int reach, const Number*) {
-#pragma unroll
-  for (int n = 0; n < KEYS; n += 16) {
-#pragma unroll
-    for (int band = 0; band < BANDS; band++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) s[band][n / 8][i] = s[band][n / 8 + 1][i] = 0;
-    if (n >= reach) continue;
-#pragma unroll
-    for (int step = 0; step < STEPS<Number, C>; step++) {
-      unsigned b[4];
-      load_transposed<Number, C>(b, k, n, step);
-#pragma unroll
-      for (int band = 0; band < BANDS; band++) {
-        multiply<Number, MODE>(s[band][n / 8], q[band][step], b);
-        multiply<Number, MODE>(s[band][n / 8 + 1], q[band][step], b + 2);
-      }
-    }
-  }
-}
-#endif
 
 // Causal mask: scores of keys after a row's position become LEAST; `key` is the key of s[.][0][0].
 template <int KEYS, int BANDS>
@@ -229,7 +204,8 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
   Work<Number> w = work_of_block<Number, C, ROWS>(qkv, out, lse, pair, T, heads, groups);
   int steps = (w.limit - 1) / w.packed / KEYS + 1;
 
-  load_packed_tile<Number, C, ROWS, THREADS>(tiles + (HOLDQ ? 2 : 4) * TILE, w.q, w.pitch, C, w.packed, w.first, w.limit);
+  Number* own = tiles + (MODE == SPLIT ? 4 : 2) * TILE;  // queries; except with SPLIT, tiles use this memory later
+  load_packed_tile<Number, C, ROWS, THREADS>(own, w.q, w.pitch, C, w.packed, w.first, w.limit);
   copy_async_commit();
   load_tile<Number, C, KEYS, THREADS>(tiles, w.k, w.pitch, T);
   load_tile<Number, C, KEYS, THREADS>(tiles + TILE, w.v, w.pitch, T);
@@ -243,7 +219,7 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
   __syncthreads();
 #pragma unroll
   for (int band = 0; band < BANDS; band++) {
-    if (HOLDQ) load_rows<Number, MODE, C>(q[band], tiles + 2 * TILE, below + 16 * band);
+    if constexpr (MODE != SPLIT) load_rows<Number, MODE, C>(q[band], own, below + 16 * band);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       position[band][half] = (row + 16 * band + lane / 4 + 8 * half) / w.packed;
@@ -251,7 +227,6 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
     }
   }
 
-  const Number* own = tiles + 4 * TILE + below * C;
   for (int step = 0; step < steps; step++) {
     Number *here = tiles + step % 2 * 2 * TILE, *next = tiles + (step + 1) % 2 * 2 * TILE;
     copy_async_wait<0>();
@@ -263,21 +238,14 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
       load_tile<Number, C, KEYS, THREADS>(next + TILE, w.v + behind * w.pitch, w.pitch, T - behind);
       copy_async_commit();
     }
-#ifdef __CUDACC__
-#if KEEP
-    if constexpr (MODE == SPLIT && HOLDQ)
-#pragma unroll
-      for (int i = 0; i < BANDS * STEPS<Number, C> * 4; i++) asm volatile("" : "+r"((&q[0][0][0])[i]));
-#endif
-#endif
-    float s[BANDS][KEYS / 8][4];
+    float s[BANDS][KEYS / 8][4] = {};
     if (least + 1 >= behind) {  // no key of the tile is in any row's future
-      scores<Number, MODE, C, KEYS, BANDS>(s, q, here, KEYS, own);
+      scores<Number, MODE, C, KEYS, BANDS>(s, q, own + below * C, here, KEYS);
       softmax_step<KEYS, BANDS>(s, top, sum, shrink, scale * LOG2_E);
       rescale<C, BANDS>(o, shrink);
       add_values<Number, MODE, C, KEYS, BANDS>(o, s, here + TILE, KEYS);
     } else if (most >= step * KEYS) {  // some keys are, but not all
-      scores<Number, MODE, C, KEYS, BANDS>(s, q, here, most + 1 - step * KEYS, own);
+      scores<Number, MODE, C, KEYS, BANDS>(s, q, own + below * C, here, most + 1 - step * KEYS);
       mask<KEYS, BANDS>(s, position, step * KEYS + 2 * (lane % 4));
       softmax_step<KEYS, BANDS>(s, top, sum, shrink, scale * LOG2_E);
       rescale<C, BANDS>(o, shrink);
@@ -288,72 +256,112 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
   store_rows<Number, C, BANDS>(w, tiles + below * C, o, top, sum, scale, row);
 }
 
-// ---- Hopper: four warps multiply 64 rows together -------------------------------------------------------------------
-// wgmma reads tiles of 64 columns from shared memory, so a wider head takes two of them. On other GPUs, and in the
-// checker, the same code runs with mma: each warp multiplies its own 16 rows.
+// ---- Hopper: warpgroups multiply 64 rows each by wgmma, and one more copies the tiles by TMA ------------------------
+// A block takes one piece of work after another: 64 GROUPS queries of a head. The copying warpgroup is up to STAGES
+// tiles ahead of the others, also across pieces. A warpgroup computes the softmax of a tile while the tensor cores
+// multiply the powers of the tile before by its values. On other GPUs, and in the checker, the same code runs with mma
+// (each warp multiplies its own 16 rows), copies by all threads of the copying warpgroup, and named barriers.
+//
+// wgmma reads tiles of 64 columns, so a wider head takes two of them, one after the other.
 
-constexpr int COLUMNS = 64, KEYS = 64;
+constexpr int COLUMNS = 64;
+constexpr float SLACK = 8;  // bits by which a score may exceed `top` before the outputs are rescaled
 
-template <class Number, int C>
-__device__ __forceinline__ void load_tiles(Number* tiles, const Number* from, size_t pitch, int given) {
-#pragma unroll
-  for (int c = 0; c < C; c += COLUMNS)
-    load_tile<Number, COLUMNS, KEYS, 128>(tiles + KEYS * c, from + c, pitch, given);
-}
+// DEEP stages in shared memory, which the copying warpgroup fills in turn, and GROUPS warpgroups empty. `step` counts
+// the fillings. FIRST: number of the first of 2 DEEP named barriers.
+template <int DEEP, int GROUPS, int FIRST> struct Stages {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  unsigned long long filled[DEEP], emptied[DEEP];
+  __device__ __forceinline__ void start() {
+    if (threadIdx.x >= DEEP) return;
+    mbarrier_init(&filled[threadIdx.x], 1);
+    mbarrier_init(&emptied[threadIdx.x], 4 * GROUPS);  // one lane of each multiplying warp arrives
+  }
+  __device__ __forceinline__ void wait_emptied(int step) {
+    if (step >= DEEP) mbarrier_wait(&emptied[step % DEEP], (step / DEEP + 1) % 2);
+  }
+  __device__ __forceinline__ void tell_filled(int step) {
+    if (threadIdx.x % 128 == 0) mbarrier_arrive(&filled[step % DEEP]);
+  }
+  __device__ __forceinline__ void wait_filled(int step) { mbarrier_wait(&filled[step % DEEP], step / DEEP % 2); }
+  __device__ __forceinline__ void tell_emptied(int step) {
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&emptied[step % DEEP]);
+  }
+#else
+  static constexpr int THREADS = 128 * GROUPS + 128;
+  __device__ __forceinline__ void start() {}
+  __device__ __forceinline__ void wait_emptied(int step) {
+    if (step >= DEEP) named_barrier_sync(FIRST + DEEP + step % DEEP, THREADS);
+  }
+  __device__ __forceinline__ void tell_filled(int step) { named_barrier_arrive(FIRST + step % DEEP, THREADS); }
+  __device__ __forceinline__ void wait_filled(int step) { named_barrier_sync(FIRST + step % DEEP, THREADS); }
+  __device__ __forceinline__ void tell_emptied(int step) { named_barrier_arrive(FIRST + DEEP + step % DEEP, THREADS); }
+#endif
+  __device__ __forceinline__ void skip(int step) { wait_filled(step), tell_emptied(step); }
 
-// s = q k^T, both read from shared memory. (With queries kept in registers, the code of ptxas 13.0 overwrote them
-// inside the loop, which only the wrong results on the GPU revealed.)
-template <class Number, int C>
-__device__ __forceinline__ void group_scores(float (&s)[1][KEYS / 8][4], const Number* q, const Number* k) {
+  // Fill a stage with ROWS rows of C columns of a text, from (row, column) on; rows from T on become 0.
+  template <int ROWS, int C, class Number>
+  __device__ __forceinline__ void fill(int step, Number* stage, const TensorMap& map, const Number* qkv, size_t pitch,
+                                       int text, int T, int row, int column) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if (threadIdx.x % 128) return;
+    unsigned long long* now = &filled[step % DEEP];
+    mbarrier_expect(now, ROWS * C * (int)sizeof(Number));
 #pragma unroll
-  for (int n = 0; n < KEYS / 8; n++)
+    for (int c = 0; c < C; c += COLUMNS)
 #pragma unroll
-    for (int i = 0; i < 4; i++) s[0][n][i] = 0;
+      for (int r = 0; r < ROWS; r += 64)
+        copy_tile(stage + ROWS * c + COLUMNS * r, &map, column + c, row + r, text, now);
+#else
+    const Number* from = qkv + ((size_t)text * T + row) * pitch + column;
+    for (int c = 0; c < C; c += COLUMNS)
+      load_tile<Number, COLUMNS, ROWS, 128>(stage + ROWS * c, from + c, pitch, T - row);
+    copy_async_commit();
+    copy_async_wait<0>();
+    tell_filled(step);
+#endif
+  }
+};
+
+// Start s = q k^T for a warpgroup's 64 rows, from q on, and a tile's keys.
+template <class Number, int C, int KEYS, int ROWS>
+__device__ __forceinline__ void start_scores(float (&s)[1][KEYS / 8][4], const Number* q, const Number* k) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   wgmma_hold<KEYS / 2>(s[0][0]);
   wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < STEPS<Number, C>; step++)
-    wgmma<KEYS, Number>(s[0][0], wgmma_tile(q + step / 4 * 64 * COLUMNS) + step % 4 * 2,
-                        wgmma_tile(k + step / 4 * KEYS * COLUMNS) + step % 4 * 2);
+  for (int step = 0; step < C / 16; step++)
+    wgmma<KEYS, Number>(s[0][0], wgmma_tile(q + step / 4 * ROWS * COLUMNS) + step % 4 * 2,
+                        wgmma_tile(k + step / 4 * KEYS * COLUMNS) + step % 4 * 2, step > 0);
   wgmma_commit();
-  wgmma_wait<0>();
-  wgmma_hold<KEYS / 2>(s[0][0]);
 #else
-#pragma unroll
-  for (int c = 0; c < C; c += COLUMNS) {
-    unsigned a[1][STEPS<Number, COLUMNS>][4];
-    load_rows<Number, CORES, COLUMNS>(a[0], q + 64 * c, threadIdx.x / 32 * 16);
-#pragma unroll
-    for (int n = 0; n < KEYS; n += 16)
-#pragma unroll
-      for (int step = 0; step < STEPS<Number, COLUMNS>; step++) {
-        unsigned b[4];
-        load_transposed<Number, COLUMNS>(b, k + KEYS * c, n, step);
-        mma<Number>(s[0][n / 8], a[0][step], b);
-        mma<Number>(s[0][n / 8 + 1], a[0][step], b + 2);
-      }
+  unsigned a[4], b[4];
+  for (int n = 0; n < KEYS; n += 16) {
+    for (int i = 0; i < 4; i++) s[0][n / 8][i] = s[0][n / 8 + 1][i] = 0;
+    for (int step = 0; step < C / 16; step++) {
+      const Number* rows = q + step / 4 * ROWS * COLUMNS + threadIdx.x / 32 % 4 * 16 * COLUMNS;
+      ldmatrix<4>(a, rows + place<Number, COLUMNS>(lane_of() % 16, step % 4 * 2 + lane_of() / 16));
+      load_transposed<Number, COLUMNS>(b, k + step / 4 * KEYS * COLUMNS, n, step % 4);
+      mma<Number>(s[0][n / 8], a, b);
+      mma<Number>(s[0][n / 8 + 1], a, b + 2);
+    }
   }
 #endif
 }
 
-// o += p v.
-template <class Number, int C>
-__device__ __forceinline__ void group_values(float (&o)[1][C / 8][4], unsigned (&p)[KEYS / 16][1][4],
-                                             const Number* v) {
+// Start o += p v.
+template <class Number, int C, int KEYS>
+__device__ __forceinline__ void start_values(float (&o)[1][C / 8][4], unsigned (&p)[KEYS / 16][1][4], const Number* v) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   wgmma_hold<C / 2>(o[0][0]);
   wgmma_hold<KEYS / 4>(p[0][0]);
   wgmma_fence();
 #pragma unroll
-  for (int c = 0; c < C; c += COLUMNS)
+  for (int n = 0; n < KEYS / 16; n++)
 #pragma unroll
-    for (int n = 0; n < KEYS / 16; n++)
+    for (int c = 0; c < C; c += COLUMNS)
       wgmma_of_registers<Number>(o[0][c / 8], p[n][0], wgmma_tile(v + KEYS * c) + 128 * n);
   wgmma_commit();
-  wgmma_wait<0>();
-  wgmma_hold<C / 2>(o[0][0]);
-  wgmma_hold<KEYS / 4>(p[0][0]);
 #else
 #pragma unroll
   for (int c = 0; c < C; c += COLUMNS)
@@ -363,64 +371,215 @@ __device__ __forceinline__ void group_values(float (&o)[1][C / 8][4], unsigned (
 #endif
 }
 
-__device__ __forceinline__ void show_tiles() {  // make the copied tiles visible to wgmma
+// Wait for the scores, or for the outputs; PENDING: groups of products started later that may go on.
+template <int PENDING, int KEYS> __device__ __forceinline__ void wait_scores(float (&s)[1][KEYS / 8][4]) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  fence_async();
+  wgmma_wait<PENDING>();
+  wgmma_hold<KEYS / 2>(s[0][0]);
+#endif
+}
+template <int C, int KEYS>
+__device__ __forceinline__ void wait_values(float (&o)[1][C / 8][4], unsigned (&p)[KEYS / 16][1][4]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  wgmma_wait<0>();
+  wgmma_hold<C / 2>(o[0][0]);
+  wgmma_hold<KEYS / 4>(p[0][0]);
 #endif
 }
 
-// VALUES: tiles of v, 2, or 1 to save shared memory; the single one is then copied while the scores are computed.
-template <class Number, int C, int VALUES, int BLOCKS>
-__global__ void __launch_bounds__(128, BLOCKS)
-attention_forward_hopper(const Number* __restrict__ qkv, Number* __restrict__ out, float* __restrict__ lse, int pairs,
-                         int T, int heads, int groups, float scale) {
-  constexpr int ROWS = 64, TILE = KEYS * C;
-  extern __shared__ __align__(1024) unsigned memory[];
-  Number *q = (Number*)memory, *keys = q + ROWS * C, *values = keys + 2 * TILE;
-  int pair = blockIdx.z * gridDim.x + blockIdx.x;
-  if (pair >= pairs) return;
-  Work<Number> w = work_of_block<Number, C, ROWS>(qkv, out, lse, pair, T, heads, groups);
-  int steps = (w.limit - 1) / w.packed / KEYS + 1;
-
+// One step of the online softmax, as in softmax_step, but `top` stays as it is until a score of one of the warp's rows
+// exceeds it by SLACK bits. Returns whether it has changed, so that the outputs must be multiplied by `shrink`.
+template <int KEYS>
+__device__ __forceinline__ bool lazy_softmax_step(float (&s)[1][KEYS / 8][4], float (&top)[1][2], float (&sum)[1][2],
+                                                  float (&shrink)[1][2], float power) {
+  float most[2];
 #pragma unroll
-  for (int c = 0; c < C; c += COLUMNS)
-    load_packed_tile<Number, COLUMNS, ROWS, 128>(q + ROWS * c, w.q + c, w.pitch, C, w.packed, w.first, w.limit);
-  load_tiles<Number, C>(keys, w.k, w.pitch, T);
-  if constexpr (VALUES == 2) load_tiles<Number, C>(values, w.v, w.pitch, T);
-  copy_async_commit();
-  int lane = lane_of(), below = threadIdx.x / 32 * 16, row = w.first + below, least = w.first / w.packed;
-  int position[1][2] = {{(row + lane / 4) / w.packed, (row + lane / 4 + 8) / w.packed}};
-  unsigned p[KEYS / 16][1][4];
-  float s[1][KEYS / 8][4], o[1][C / 8][4] = {}, top[1][2] = {{LEAST, LEAST}}, sum[1][2] = {}, shrink[1][2];
+  for (int half = 0; half < 2; half++) {
+    most[half] = s[0][0][2 * half];
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; n++)
+      most[half] = fmaxf(most[half], fmaxf(s[0][n][2 * half], s[0][n][2 * half + 1]));
+    most[half] = fmaxf(most[half], __shfl_xor_sync(0xffffffffu, most[half], 1));
+    most[half] = fmaxf(most[half], __shfl_xor_sync(0xffffffffu, most[half], 2));
+  }
+  bool grew = __any_sync(0xffffffffu, fmaxf(most[0] - top[0][0], most[1] - top[0][1]) * power > SLACK);
+  if (grew)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      most[half] = fmaxf(most[half], top[0][half]);
+      shrink[0][half] = fast_exp2((top[0][half] - most[half]) * power);
+      top[0][half] = most[half], sum[0][half] *= shrink[0][half];
+    }
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    float offset = top[0][half] * power;
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+      for (int i = 2 * half; i < 2 * half + 2; i++) sum[0][half] += s[0][n][i] = fast_exp2(s[0][n][i] * power - offset);
+  }
+  return grew;
+}
 
-  for (int step = 0; step < steps; step++) {
-    copy_async_wait<0>();
-    show_tiles();
-    __syncthreads();
-    int now = step * KEYS, next = now + KEYS;
-    if constexpr (VALUES == 1) {
-      load_tiles<Number, C>(values, w.v + now * w.pitch, w.pitch, T - now);
-      copy_async_commit();
+// Write the outputs of a warp's 16 rows, from `row` on, divided by their sums, and lse. They go through `mine`, 16 rows
+// of shared memory, so that a warp writes whole pieces.
+template <class Number, int C>
+__device__ __forceinline__ void store_outputs(Number* mine, const float (&o)[1][C / 8][4], const float (&top)[1][2],
+                                              const float (&sum)[1][2], float scale, int row, int T, size_t pitch,
+                                              Number* out, float* lse) {
+  int lane = lane_of();
+  __syncwarp();  // all lanes have read the last outputs
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    float all = sum[0][half];
+    all += __shfl_xor_sync(0xffffffffu, all, 1);
+    all += __shfl_xor_sync(0xffffffffu, all, 2);
+    int r = lane / 4 + 8 * half;
+    float share = fast_divide(1, all);
+    if (lane % 4 == 0 && row + r < T) lse[row + r] = top[0][half] * scale + LN_2 * fast_log2(all);
+#pragma unroll
+    for (int n = 0; n < C / 8; n++)
+      *(unsigned*)(mine + place<Number, C>(r, n) + 2 * (lane % 4)) =
+          pack(Number(), o[0][n][2 * half] * share, o[0][n][2 * half + 1] * share);
+  }
+  __syncwarp();
+  int r = lane / (C / 8), piece = lane % (C / 8);
+  Number* to = out + (row + r) * pitch + 8 * piece;
+#pragma unroll
+  for (int i = 0; i < 16; i += 256 / C)
+    if (row + r + i < T) *(uint4*)(to + i * pitch) = *(const uint4*)(mine + place<Number, C>(r + i, piece));
+}
+
+struct Piece { int text, head, first; };  // of work; head is -1 if there is no more
+
+// Take the next piece of work: ROWS queries of a head, from `first` on. First come `together` pairs of text and head,
+// of these the longest rows, then the next pairs. *taken counts the pieces; after the last block's end it is 0 again.
+template <int ROWS>
+__device__ __forceinline__ Piece take_piece(int* taken, int pairs, int together, int tiles, int heads) {
+  int item = atomicAdd(taken, 1), all = pairs * tiles;
+  if (item == all + (int)gridDim.x - 1) atomicExch(taken, 0);
+  if (item >= all) return {0, -1, 0};
+  int begin = item / (together * tiles) * together, inside = item - begin * tiles, width = min(together, pairs - begin);
+  int pair = begin + inside % width;
+  return {pair / heads, pair % heads, (tiles - 1 - inside / width) * ROWS};
+}
+
+// Launch one block per multiprocessor, or fewer, of 128 GROUPS + 128 threads. map: qkv as matrices [B, T, ...], in
+// boxes of 64 rows; taken: 0; pairs: B H, of which `together` run at the same time, so that their keys and values stay
+// in the L2 cache. Shared memory, in numbers: (2 STAGES KEYS + 192 GROUPS) C.
+template <class Number, int C, int KEYS, int GROUPS, int STAGES>
+__global__ void __launch_bounds__(128 * GROUPS + 128, 1)
+attention_forward_hopper(const __grid_constant__ TensorMap map, const Number* __restrict__ qkv,
+                         Number* __restrict__ out, float* __restrict__ lse, int* taken, int pairs, int together, int T,
+                         int heads, int groups, float scale) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr int DEEP = STAGES, AT_START = 65536 / (128 * GROUPS + 128) / 8 * 8, COPYING = 24;  // registers of a thread
+#else
+  constexpr int DEEP = 2;  // there are 15 named barriers
+#endif
+  constexpr int ROWS = 64 * GROUPS, TILE = KEYS * C;
+  extern __shared__ __align__(1024) unsigned memory[];
+  __shared__ Stages<DEEP, GROUPS, 1> of_keys;
+  __shared__ Stages<DEEP, GROUPS, 5> of_values;
+  __shared__ Stages<2, GROUPS, 9> of_queries;
+  __shared__ Piece pieces[2];
+  Number *queries = (Number*)memory, *keys = queries + 2 * ROWS * C, *values = keys + STAGES * TILE;
+  Number* outputs = values + STAGES * TILE;
+  int tiles = (T + ROWS - 1) / ROWS, lane = lane_of();
+  int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp / 4;  // nvcc then knows: one for all lanes
+  int turn = 0, step = 0;  // pieces of work and tiles of keys so far
+  of_keys.start(), of_values.start(), of_queries.start();
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  fence_async();
+  __syncthreads();
+#endif
+  if (warpgroup == GROUPS) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    give_registers<COPYING>();
+#endif
+    size_t pitch = (size_t)(heads + 2 * groups) * C;
+    for (;; turn++) {
+      of_queries.wait_emptied(turn);
+      if (threadIdx.x % 128 == 0) pieces[turn % 2] = take_piece<ROWS>(taken, pairs, together, tiles, heads);
+      named_barrier_sync(13, 128);
+      Piece w = pieces[turn % 2];
+      if (w.head < 0) break;
+      Number* own = queries + turn % 2 * ROWS * C;
+      int k = (heads + w.head / (heads / groups)) * C, v = k + groups * C;  // columns of qkv
+      of_queries.template fill<ROWS, C>(turn, own, map, qkv, pitch, w.text, T, w.first, w.head * C);
+      for (int now = 0; now < min(w.first + ROWS, T); now += KEYS, step++) {
+        of_keys.wait_emptied(step);
+        of_keys.template fill<KEYS, C>(step, keys + step % DEEP * TILE, map, qkv, pitch, w.text, T, now, k);
+        of_values.wait_emptied(step);
+        of_values.template fill<KEYS, C>(step, values + step % DEEP * TILE, map, qkv, pitch, w.text, T, now, v);
+      }
     }
-    if (step + 1 < steps) {
-      load_tiles<Number, C>(keys + (step + 1) % 2 * TILE, w.k + next * w.pitch, w.pitch, T - next);
-      if constexpr (VALUES == 2)
-        load_tiles<Number, C>(values + (step + 1) % 2 * TILE, w.v + next * w.pitch, w.pitch, T - next);
+    of_queries.tell_filled(turn);
+    return;
+  }
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  take_registers<(AT_START * (GROUPS + 1) - COPYING) / GROUPS / 8 * 8>();
+#endif
+  float power = scale * LOG2_E;
+  auto skip_rest = [&](int end) {  // the tiles that only the other warpgroups need
+    for (; step < end; step++) {
+      if (step + 1 < end) of_keys.skip(step + 1);
+      of_values.skip(step);
     }
-    copy_async_commit();
-    group_scores<Number, C>(s, q, keys + step % 2 * TILE);
-    if (least + 1 < next) mask<KEYS, 1>(s, position, now + 2 * (lane % 4));
-    softmax_step<KEYS, 1>(s, top, sum, shrink, scale * LOG2_E);
-    rescale<C, 1>(o, shrink);
+  };
+#pragma unroll 1
+  for (;; turn++) {
+    of_queries.wait_filled(turn);
+    Piece w = pieces[turn % 2];
+    if (w.head < 0) break;
+    int row = w.first + 16 * warp, position[1][2] = {{row + lane / 4, row + lane / 4 + 8}};
+    int steps = (min(w.first + ROWS, T) + KEYS - 1) / KEYS, end = step + steps;  // of all warpgroups
+    if (w.first + 64 * warpgroup >= T) {  // no query of this warpgroup exists
+      of_queries.tell_emptied(turn);
+      of_keys.skip(step);
+      skip_rest(end);
+      continue;
+    }
+    int last = step + min(steps, (w.first + 64 * warpgroup + 64 + KEYS - 1) / KEYS) - 1;  // of this one
+    const Number* own = queries + turn % 2 * ROWS * C + 64 * warpgroup * COLUMNS;
+    unsigned p[KEYS / 16][1][4];
+    float s[1][KEYS / 8][4], o[1][C / 8][4] = {}, top[1][2] = {{LEAST, LEAST}}, sum[1][2] = {}, shrink[1][2];
+    of_keys.wait_filled(step);
+    start_scores<Number, C, KEYS, ROWS>(s, own, keys + step % DEEP * TILE);
+    wait_scores<0, KEYS>(s);
+    of_keys.tell_emptied(step);
+    if (step == last) mask<KEYS, 1>(s, position, 2 * (lane % 4));
+    lazy_softmax_step<KEYS>(s, top, sum, shrink, power);
 #pragma unroll
     for (int n = 0; n < KEYS / 16; n++) as_factor<Number, CORES>(p[n], s[0] + 2 * n);
-    if constexpr (VALUES == 1) {
-      copy_async_wait<1>();
-      show_tiles();
-      __syncthreads();
+#pragma unroll 1
+    for (; step < last; step++) {
+      of_keys.wait_filled(step + 1);
+      start_scores<Number, C, KEYS, ROWS>(s, own, keys + (step + 1) % DEEP * TILE);
+      of_values.wait_filled(step);
+      start_values<Number, C, KEYS>(o, p, values + step % DEEP * TILE);
+      wait_scores<1, KEYS>(s);
+      of_keys.tell_emptied(step + 1);
+      if (step + 1 == last) mask<KEYS, 1>(s, position, (steps - end + last) * KEYS + 2 * (lane % 4));
+      bool grew = false;  // (Without the next line's branch, ptxas 13.0 computes the powers only after the wait.)
+      if (row < T) grew = lazy_softmax_step<KEYS>(s, top, sum, shrink, power);
+      wait_values<C, KEYS>(o, p);
+      of_values.tell_emptied(step);
+      if (grew) rescale<C, 1>(o, shrink);
+#pragma unroll
+      for (int n = 0; n < KEYS / 16; n++) as_factor<Number, CORES>(p[n], s[0] + 2 * n);
     }
-    group_values<Number, C>(o, p, values + step % VALUES * TILE);
+    if (step + 1 < end) of_keys.skip(step + 1);
+    of_values.wait_filled(step);
+    start_values<Number, C, KEYS>(o, p, values + step % DEEP * TILE);
+    wait_values<C, KEYS>(o, p);
+    of_values.tell_emptied(step);
+    of_queries.tell_emptied(turn);
+    size_t pair = (size_t)w.text * heads + w.head;
+    store_outputs<Number, C>(outputs + 16 * warp * C, o, top, sum, scale, row, T, heads * C,
+                             out + ((size_t)w.text * T * heads + w.head) * C, lse + pair * T);
+    step++;
+    skip_rest(end);
   }
-  __syncthreads();  // all warps have finished with the queries, whose memory the outputs now use
-  store_rows<Number, C, 1>(w, q + below * C, o, top, sum, scale, row);
 }
