@@ -6,9 +6,10 @@
     python -m benchmarks.gpu_attention_backward --counters counters_4096.csv     # adds them to the stored file
 
 Needs a CUDA device and PyTorch. First every launch is compared with float64 on two texts, with its outputs filled with
-NaN before. "ours, plain" is float32 without tensor cores, as on GPUs below 8.0. PyTorch gets k and v expanded to all
-heads beforehand, in the layout [B, T, H, C], where it is fastest; its sums over the heads of a group are not timed.
-Times are medians over rounds. Rates count the causal half, and the backward pass as 2.5 forward passes.
+NaN before. If "ours" use wgmma, "ours, mma.sync" are the kernels for other GPUs. "ours, plain" are the float32 kernels
+for GPUs below 8.0, without tensor cores. PyTorch gets k and v expanded to all heads beforehand, in the layout [B, T, H,
+C], where it is fastest; its sums over the heads of a group are not timed. Times are medians over rounds. Rates count
+the causal half, and the backward pass as 2.5 forward passes.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import json
 import math
 import statistics
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +86,9 @@ class Case:
         )
         return lambda: flash.run(launches)
 
+    def all_ours(self):
+        return {name: self.ours(*way) for name, way in ways_of(self.sizes, self.kind).items()}
+
     def torchs(self, backend, deterministic=False):
         B, H, G, T, C = self.sizes
         parts = [x.reshape(B, T, -1, C) for x in self.qkv.split([H * C, G * C, G * C], -1)]
@@ -124,6 +129,17 @@ class Case:
         return max(errors)
 
 
+def ways_of(sizes, kind):
+    """Return {way: (whether dq is added up by atomics, the GPU whose kernels to use)} of our kernels."""
+    older = lambda capability: (False, replace(flash.card(), capability=capability))
+    if kind == "float32":
+        return {"ours": (False, None), "ours, plain": older(75)}
+    ways = {"ours": (False, None), "ours, atomic": (True, None)}
+    if flash.card().capability == 90 and kind == "bfloat16" and sizes[-1] in flash_backward.HOPPER:
+        ways["ours, mma.sync"] = older(80)
+    return ways
+
+
 def compile_all(works):
     """Bind every launch once, in parallel; the process keeps the kernels that NVRTC compiles."""
     import cupy
@@ -158,17 +174,10 @@ def milliseconds(run, repeats=4):
     return start.elapsed_time(end) / repeats
 
 
-def ways_of(kind):
-    """Return {way: (whether dq is added up by atomics, the GPU whose tiles to use)} of our kernels."""
-    older = flash.Card(75, flash.card().shared)  # its float32 runs without tensor cores
-    second = {"ours, plain": (False, older)} if kind == "float32" else {"ours, atomic": (True, None)}
-    return {"ours": (False, None)} | second
-
-
 def measure(sizes, kind, rounds):
     """Return a row for each implementation; the implementations are timed alternately."""
     case = Case(*sizes, kind)
-    ways = {name: case.ours(*way) for name, way in ways_of(kind).items()}
+    ways = case.all_ours()
     errors = {name: case.error(run) for name, run in ways.items()}
     if kind == "bfloat16":
         ways["flash"] = case.torchs(SDPBackend.FLASH_ATTENTION)
@@ -214,8 +223,7 @@ def once(T: int) -> None:
 
     case = Case(8 * 4096 // T, 12, 12, T, 64, "bfloat16")
     ways = (
-        case.ours(),
-        case.ours(atomic=True),
+        *case.all_ours().values(),
         *map(case.torchs, (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)),
     )
     for run in (*ways, *ways):
@@ -233,11 +241,12 @@ def counted(file: Path) -> list[dict]:
     lines = file.read_text().splitlines()
     names, units, *kernels = csv.reader(lines[next(i for i, x in enumerate(lines) if x.startswith('"ID"')) :])
     units, rows = dict(zip(names, units, strict=True)), []
+    hopper = any("_hopper" in ",".join(line) for line in kernels)
     for line in kernels:
         found = dict(zip(names, line, strict=True))
         row = {
             "what": "counters",
-            "of": way_of(found["Kernel Name"]),
+            "of": way_of(found["Kernel Name"], hopper),
             "kernel": found["Kernel Name"].split("<")[0],
         }
         for name, metric in METRICS.items():
@@ -247,21 +256,25 @@ def counted(file: Path) -> list[dict]:
     return rows
 
 
-def way_of(kernel: str) -> str:
-    """Return the implementation to which a kernel belongs. The last number of our kernels shows if they add up dq."""
+def way_of(kernel: str, hopper: bool) -> str:
+    """Return the implementation to which a kernel belongs. hopper: whether some kernels are those for Hopper.
+
+    The last number of the kernel for keys shows if it adds up dq.
+    """
     name = kernel.split("(")[0].split("<")[0]
     for part, way in {
         "cudnn": "cuDNN",
         "flash": "flash",
         "delta": "ours, atomic",
         "finish": "ours, atomic",
+        "hopper": "ours",
     }.items():
         if part in name:
             return way
-    if "attention_backward_queries" in name:
-        return "ours"
-    if "attention_backward_keys" in name:
-        return "ours, atomic" if kernel.split(">")[0].endswith("1") else "ours"
+    if "attention_backward_keys" in name and kernel.split(">")[0].endswith("1"):
+        return "ours, atomic"
+    if "attention_backward" in name:
+        return "ours, mma.sync" if hopper else "ours"
     raise SystemExit(f"the kernel must belong to the backward pass of attention, got {name}")
 
 
@@ -285,7 +298,7 @@ def main():
         return take_counters(options.counters, options.out)
     gpu, rows = torch.cuda.get_device_name(), []
     print(f"{gpu}, PyTorch {torch.__version__}")
-    compile_all([(sizes, kind, *way) for sizes, kind in WORKS for way in ways_of(kind).values()])
+    compile_all({(sizes, kind, *way) for sizes, kind in WORKS for way in ways_of(sizes, kind).values()})
     for sizes, kind in WORKS:
         for row in measure(sizes, kind, options.rounds):
             rows.append(row)

@@ -6,15 +6,17 @@
     python -m benchmarks.race adamw   --data ... --valid ...      # compiled PyTorch with AdamW, five seeds
     python -m benchmarks.race recipe  --data ... --valid ...      # the recipe on the engine, five seeds
     python -m benchmarks.race peer    --data ... --valid ...      # the recipe in compiled PyTorch
+    python -m benchmarks.race average --data ... --valid ...      # the recipe with averaged weights, seed 99
     python -m benchmarks.race ladder  --data ... --valid ...      # the recipe with one ingredient removed or replaced
     python -m benchmarks.race collect --from FOLDER               # data/results/race.json from all
 
 A run is RECIPE or ADAMW with changes, a seed (for weights and order) and a side, "engine" or "PyTorch". A step takes
 `tokens` tokens, in windows whose lengths are given by `lengths`. `momentum` is a number or a list of stairs: (up to
-which fraction of the steps, number). A thread reads the next batch while the GPU works. The clock runs from the first
-step until the last loss has reached the host. Compiling, capturing and loading happen before, on steps whose weights
-are thrown away; validation, on whole sets and with head 0, comes after. Each section adds rows to rows-SECTION.jsonl in
-`--out`.
+which fraction of the steps, number). `average`, only on the engine, is (fraction of the steps at the end, k): the run's
+last weights are the mean over every k-th step there, including the last. A thread reads the next batch while the GPU
+works. The clock runs from the first step until the last loss has reached the host. Compiling, capturing and loading
+happen before, on steps whose weights are thrown away; validation, on whole sets and with head 0, comes after. Each
+section adds rows to rows-SECTION.jsonl in `--out`.
 
 A side passes with n seeds if (GOAL - mean) sqrt(n) >= BOUND sigma. The number of steps of a side is fixed before its
 seeds are run; the search uses only seed SEARCH. Appendix A3 explains the race.
@@ -56,6 +58,7 @@ START = RECIPE | dict(  # where the search starts
 ROUNDS = {"five": (program.QUINTIC,) * 5, "four of these": (program.QUINTIC,) * 4}
 HERE = (
     "move", "momentum", "rounds", "decline", "heads", "lengths", "tokens", "zero", "normed rows", "query-key norm",
+    "average",
 )  # fmt: skip
 
 
@@ -96,8 +99,9 @@ def learning_rate(step: int, recipe: dict) -> float:
     """Return the learning rate of a step: a linear warm-up, then the recipe's decline."""
     if recipe["decline"] == "cosine":
         return optim.learning_rate(step, settings(recipe, 0))
-    warmup, steps = recipe["warmup"], recipe["steps"]
-    return recipe["rate"] * min((step + 1) / max(1, warmup), (steps - step) / (steps - warmup))
+    warmup, steps, end = recipe["warmup"], recipe["steps"], recipe.get("rate_end", 0.0)
+    left = end + (1 - end) * (steps - step) / (steps - warmup)
+    return recipe["rate"] * min((step + 1) / max(1, warmup), left)
 
 
 def settings(recipe: dict, seed: int) -> TrainConfig:
@@ -175,6 +179,8 @@ class RaceStep(engine.Step):
 class Engine:
     """One run on the engine: `take` takes a step, `begin` restores the first weights, `model` is scored."""
 
+    total, count = 0, 0  # sum of the weights to average, and their number
+
     def __init__(self, options, shape, recipe, seed):
         config, where = settings(recipe, seed), "cpu" if options.device == "checked" else "gpu"
         momentum = recipe.get("momentum", 0.95)
@@ -191,7 +197,7 @@ class Engine:
         self.model.fill(self.params)
         for moment in (self.optimizer.m, self.optimizer.v):
             moment.flat[...] = 0
-        self.optimizer.step = 0
+        self.optimizer.step = self.total = self.count = 0
 
     def take(self, number: int, tokens, targets) -> float:
         """Take one step and return the loss before it."""
@@ -202,7 +208,21 @@ class Engine:
             for plan in self.model._plans.values():
                 plan.lists.pop(("update", self.step.key), None)
         losses, _ = self.step(tokens, targets)
+        self._average(self.step.config.steps - 1 - number)
         return float(losses @ self.step.weights)
+
+    def _average(self, left: int):
+        """Add the weights to the sum if the recipe averages them, and replace them with the mean if no step is left."""
+        share, every = self.step.recipe.get("average") or (0, 1)
+        if left % every or left >= share * self.step.config.steps:
+            return
+        made, self.count = self.model, self.count + 1
+        self.total = self.total + made.params.flat
+        if not left:
+            made.params.flat[...] = self.total / self.count
+            if made.copy is not None:
+                made.program.round_to(made.copy.flat, made.params.flat)
+                program.run(made.program.take())
 
 
 class Torch:
@@ -261,6 +281,7 @@ RUNS = {  # side, recipe and seeds of the sections that only run
     "adamw": ("PyTorch", ADAMW, SEEDS),
     "recipe": ("engine", RECIPE, SEEDS),
     "peer": ("PyTorch", RECIPE, SEEDS),
+    "average": ("engine", RECIPE | dict(average=(0.2, 4)), [SEARCH]),
 }
 
 

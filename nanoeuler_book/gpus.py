@@ -23,6 +23,7 @@ from nanoeuler_lib.model import parameter_shapes
 NONE = "No GPU: kernels run in the checker on the CPU; times come from stored results"
 FREE = 0.9  # fraction of the memory that a run may take; the driver and the screen take the rest
 BATCH = 64  # rows of a step in chapter 32
+BASE = [64, 512, 12, 4, 64]  # a layer of attention in `base`: texts, positions, heads, groups, head width
 MEMORIES = 8, 12, 16, 24  # GB
 
 
@@ -238,11 +239,28 @@ def without_wgmma() -> str:
         ratios = sorted(b / a for a, b in zip(ours, other, strict=True))
         spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} rounds"
         lines.append(f"{name:18}{statistics.median(other):.1f} ms, {statistics.median(ratios):.2f} times ({spread})")
-    kernels = (row for row in results("gpu_levers")["rows"] if row.get("pass") == "forward")
-    times, layers = next(row["milliseconds"] for row in kernels if row["shape"][0] == BATCH), preset("base").layers
-    lost = layers * (times["mma"] - times["ours"])
-    by_itself = f"{layers} layers x ({times['mma']:.4f} - {times['ours']:.4f}) ms = {lost:.1f} ms"
-    return "\n".join([*lines, f"expected from attention's forward pass by itself: {by_itself}"])
+    layers, parts = preset("base").layers, attention_times()
+    sums = [sum(times) for times in zip(*parts.values(), strict=True)]
+    by_itself = " + ".join(f"{mma:.3f} - {wgmma:.3f}" for mma, wgmma in parts.values())
+    lost = f"{layers} layers x ({by_itself}) ms = {layers * (sums[0] - sums[1]):.1f} ms"
+    return "\n".join([*lines, f"expected from attention by itself, forward and backward: {lost}"])
+
+
+def attention_times() -> dict[str, tuple[float, float]]:
+    """Return the milliseconds of a layer's attention in `base`, by pass: with mma.sync, and with wgmma."""
+    forward = next(row["milliseconds"] for row in results("gpu_attention")["rows"] if row["shape"] == BASE)
+    ways, (B, T, H, G, C) = ("ours, mma.sync", "ours"), BASE
+    shape = {"B": B, "H": H, "G": G, "T": T, "C": C, "numbers": "bfloat16"}
+    rows = [row for row in results("gpu_attention_backward")["rows"] if row.items() >= shape.items()]
+    backward = {row["way"]: row["milliseconds"] for row in rows}
+    return {"forward": (forward["mma"], forward["ours"]), "backward": tuple(backward[way] for way in ways)}
+
+
+def without_bfloat16() -> str:
+    """Return the times of a step with the kernels of capability 7.5 on a newer GPU: benchmarks/gpu_arch75.py."""
+    (row,) = results("gpu_arch75")["rows"]
+    half, single = row["milliseconds"].values()
+    return f"{results('gpu_arch75')['machine']['gpu']}, a step of {row['rows']} rows: {half:.1f} ms in float16, {single:.0f} ms in float32"
 
 
 def tables() -> str:
@@ -260,6 +278,8 @@ def tables() -> str:
             hours_table(),
             "\nAttention by mma.sync instead of wgmma, on one GPU, and PyTorch",
             without_wgmma(),
+            "\nWith the kernels of a T4 (NANOEULER_ARCH=75), on a much faster GPU",
+            without_bfloat16(),
         ]
     )
 

@@ -56,13 +56,16 @@ class Device:
                 f"but {memory.gib(free)} are free: {LESS}"
             )
 
-    def place(self, source: model.GPT) -> model.GPT:
-        """Return the model on this device, or itself if it is there. Raises NanoEulerError for an unsupported shape."""
+    def place(self, source: model.GPT, optimizer: str = "adamw") -> model.GPT:
+        """Return the model on this device, or itself if it is there. Raises NanoEulerError for an unsupported shape.
+
+        optimizer: "adamw" or "muon". On several GPUs, it decides which GPU owns which parameters.
+        """
         if self.name == "cpu":
             return source if step_of(source) is step.Step else model.GPT(source.config, source.params.host())
         options = dict(precision=self.precision, where=_where(self.name))
         if self.group is not None:
-            return data_parallel.GPT(source.config, source.params.host(), self.group, **options)
+            return data_parallel.GPT(source.config, source.params.host(), self.group, optimizer, **options)
         return engine.GPT(source.config, source.params.host(), **options)
 
     def optimizer(self, source: optim.AdamW, shape: ModelConfig):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nanoeuler_lib import cuda
+from nanoeuler_lib.cuda.tensor_map import tensor_map
 from nanoeuler_lib.engine.flash import Card, _address, _checked_shapes, card, mode, side_by_side
 from nanoeuler_lib.errors import NanoEulerError
 
@@ -67,6 +68,30 @@ FLOAT = {  # the same for float32 that is not rounded to TF32: without room to h
 }
 
 
+@dataclass(frozen=True)
+class HopperTile:
+    """Describe a tile of the kernels for Hopper: a block owns `rows` queries (or keys), 64 per warpgroup.
+
+    stages: number of steps, of 64 keys (or queries) each, whose tiles are in shared memory; blocks: number of blocks
+    per multiprocessor.
+    """
+
+    rows: int
+    stages: int
+    blocks: int
+
+    def bytes(self, width: int) -> int:
+        """Return the bytes of shared memory for heads of `width` numbers; each warp has room for lse and delta."""
+        return 4 * (self.rows + 64 * self.stages) * width + 64 * self.rows
+
+
+# By head width: the tile of the queries' kernel and the tile of the keys' kernel. (Found by a sweep on an H200.)
+HOPPER = {
+    64: (HopperTile(128, 3, 2), HopperTile(64, 3, 3)),
+    128: (HopperTile(64, 2, 2), HopperTile(128, 3, 1)),
+}
+
+
 def tiles(size: int, width: int, time: int, shared: int, how: str = "CORES") -> tuple[Tile, Tile]:
     """Return the tiles of the queries' kernel and of the keys' kernel for texts of `time` positions.
 
@@ -110,6 +135,21 @@ def backward(
     _check_arrays(dqkv, delta, dout, lse, qkv, out, tables, work, C)
     how = mode(number, on, tf32)
     size, turn = qkv.dtype.itemsize, tables is not None
+    cosine, sine = tables if turn else (lse, lse)  # without tables, any arrays do: the kernels do not read them
+    shape, options = (T, heads, groups, float(scale)), {"seconds": 60.0}
+    if on.capability == 90 and size == 2 and C in HOPPER and work is None:
+        names = _hopper_names(number, C, turn)
+        kernels, maps = _module(names, where, checked), (tensor_map(qkv, 64), tensor_map(dout, 64))
+        arrays = (qkv, out, dout, lse, delta, dqkv, cosine, sine), (qkv, dout, lse, delta, dqkv, cosine, sine)
+        return [
+            kernels[name].bind(
+                side_by_side(pairs, -(-T // tile.rows), together), 2 * tile.rows,
+                (*maps, *given, pairs, *shape), tile.bytes(C), **options,
+            )
+            for name, tile, given, pairs, together in zip(
+                names, HOPPER[C], arrays, (B * heads, B * groups), (HEADS_TOGETHER, GROUPS_TOGETHER), strict=True
+            )
+        ]  # fmt: skip
     of_queries, of_keys = tiles(size, C, T, on.shared, how)
     if work is not None:  # dS needs shared memory as well
         of_keys = replace(of_keys, step=min(of_keys.step, 64), hold=0)
@@ -117,8 +157,6 @@ def backward(
         raise NanoEulerError(f"`work` with heads of {C} numbers needs 80 KB of shared memory, got {on.shared} bytes")
     names = _names(number, how, C, of_queries, of_keys, turn, work is not None)
     kernels = _module(names, where, checked)
-    cosine, sine = tables if turn else (lse, lse)  # without tables, any arrays do: the kernels do not read them
-    shape, options = (T, heads, groups, float(scale)), {"seconds": 60.0}
     keys = kernels[names[1]].bind(
         side_by_side(B * groups, -(-T // of_keys.rows), GROUPS_TOGETHER), 32 * of_keys.warps,
         (qkv, dout, lse, delta, dqkv, lse if work is None else work, cosine, sine, B * groups, *shape),
@@ -135,6 +173,14 @@ def backward(
         keys,
         kernels[names[2]].bind(few, 256, (work, dqkv, cosine, sine, B, *shape), **options),
     ]
+
+
+def _hopper_names(number: str, C: int, turn: bool):
+    turned = str(turn).lower()
+    return tuple(
+        f"attention_backward_{kernel}_hopper<{number}, {C}, {tile.rows}, {tile.stages}, {tile.blocks}, {turned}>"
+        for kernel, tile in zip(("queries", "keys"), HOPPER[C], strict=True)
+    )
 
 
 def _names(number: str, how: str, C: int, of_queries: Tile, of_keys: Tile, turn: bool, atomic: bool):

@@ -221,15 +221,20 @@ def shapes(config: ModelConfig, batch: int, time: int, keep_x: bool = False, pro
     return layer, step | dict(x=stream), scratch
 
 
-def muon_groups(config: ModelConfig) -> dict[tuple[int, int], list[tuple[int, int]]]:
+Groups = dict[tuple[int, int], list[tuple[int, int]]]  # of Muon's matrices, from `muon_groups`
+
+
+def muon_groups(config: ModelConfig, part: slice | None = None) -> Groups:
     """Return Muon's matrices by shape [R, C]: the start of each in the flat array, and its row stride.
 
-    Both are counted in units of 4 numbers. Raises NanoEulerError if a number of columns is not a multiple of 4.
+    Both are counted in units of 4 numbers. part: return only the matrices in this part of the flat array, with starts
+    counted from its beginning. Raises NanoEulerError if a number of columns is not a multiple of 4.
     """
-    groups, starts = {}, layout(config)[0]
+    groups, (starts, _, end) = {}, layout(config)
+    part = part or slice(0, end)
     for name, (rows, *row) in parameter_shapes(config).items():
-        first = starts[name]
-        for width in optim.muon_widths(name, config) if optim.moved_by_muon(name) else ():
+        first, inside = starts[name] - part.start, part.start <= starts[name] < part.stop
+        for width in optim.muon_widths(name, config) if inside and optim.moved_by_muon(name) else ():
             if first % 4 or width % 4 or row[0] % 4:
                 raise NanoEulerError(
                     f"Muon's matrices must have a multiple of 4 columns, got {width} of {row[0]} in {name}"
@@ -239,11 +244,11 @@ def muon_groups(config: ModelConfig) -> dict[tuple[int, int], list[tuple[int, in
     return groups
 
 
-def muon_shapes(groups: Mapping[tuple[int, int], list]) -> dict[str, tuple]:
+def muon_shapes(pieces: list[Groups]) -> dict[str, tuple]:
     """Return shapes and types of Muon's scratch space: the largest group twice, Gram matrices and partial sums."""
-    sizes = [(len(places), R * C, min(R, C) ** 2) for (R, C), places in groups.items()]
-    whole, gram = (max(n * size[which] for n, *size in sizes) for which in (0, 1))
-    parts = program.MUON_PARTS * max(n for n, *_ in sizes)
+    sizes = [(len(places), R * C, min(R, C) ** 2) for groups in pieces for (R, C), places in groups.items()]
+    whole, gram = (max((n * size[which] for n, *size in sizes), default=0) for which in (0, 1))
+    parts = program.MUON_PARTS * max((n for n, *_ in sizes), default=0)
     return dict(
         muon_x=("n", whole),
         muon_y=("n", whole),
@@ -253,12 +258,22 @@ def muon_shapes(groups: Mapping[tuple[int, int], list]) -> dict[str, tuple]:
     )
 
 
-def muon_work(groups: Mapping[tuple[int, int], list], precision: str, where: str) -> SimpleNamespace:
-    """Allocate Muon's scratch space (`muon_shapes`) on the device, and copy the groups there: (R, C, places [n, 2])."""
+def muon_bytes(pieces: list[Groups], precision: str) -> int:
+    """Return the bytes of Muon's scratch space."""
+    size = {"n": products_type(precision).itemsize, "f": 4}
+    return sum(size[kind] * count for kind, count in muon_shapes(pieces).values())
+
+
+def muon_work(pieces: list[Groups], precision: str, where: str) -> list[SimpleNamespace]:
+    """Allocate Muon's scratch space (`muon_shapes`) on the device, and copy the groups there: (R, C, places [n, 2]).
+
+    The pieces are updated one after another, so they share the scratch space.
+    """
     types = {"n": products_type(precision), "f": np.dtype(np.float32)}
     xp = cuda.array_module(where)
-    work = {name: xp.zeros(shape, types[kind]) for name, (kind, shape) in muon_shapes(groups).items()}
-    return SimpleNamespace(**work, groups=[(*shape, xp.asarray(places, np.int32)) for shape, places in groups.items()])
+    work = {name: xp.zeros(shape, types[kind]) for name, (kind, shape) in muon_shapes(pieces).items()}
+    placed = lambda groups: [(*shape, xp.asarray(places, np.int32)) for shape, places in groups.items()]
+    return [SimpleNamespace(**work, groups=placed(groups)) for groups in pieces]
 
 
 def bytes_needed(
@@ -267,10 +282,9 @@ def bytes_needed(
     """Return the bytes of `states` (weights, copies, gradients, moments) and of `buffers` for [batch, time] tokens."""
     count = sum(-(-math.prod(shape) // ALIGN) * ALIGN for shape in parameter_shapes(config).values())
     buffers = sum(room(*one) for one in buffers_of(config, batch, time, precision, keep_x).values())
-    size = {"n": products_type(precision).itemsize, "f": 4}
-    copies = 2 if size["n"] == 2 else 0
+    copies = 2 if products_type(precision).itemsize == 2 else 0
     if optimizer == "muon":
-        buffers += sum(size[kind] * count for kind, count in muon_shapes(muon_groups(config)).values())
+        buffers += muon_bytes([muon_groups(config)], precision)
     return {"states": count * (16 + copies), "buffers": buffers}
 
 

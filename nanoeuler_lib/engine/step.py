@@ -58,7 +58,7 @@ class Step:
             self.grads = Parameters(owner.config, where)
             self.sums = cuda.array_module(where).empty(owner.config.predict, np.float32)
             if config.optimizer == "muon":
-                self.work = muon_work(muon_groups(owner.config), owner.precision, where)
+                [self.work] = muon_work([muon_groups(owner.config)], owner.precision, where)
 
     def _begin(self, owner, optimizer, config, rows, micro):
         self.model, self.optimizer, self.config, self.rows = owner, optimizer, config, rows

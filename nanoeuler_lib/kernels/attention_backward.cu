@@ -9,12 +9,14 @@
 //
 // There are two kernels: `queries` computes dq and delta, `keys`, launched after it, dk and dv. Only one block writes
 // each number, so no sum depends on timing. In return both compute the scores: seven products instead of five. (ATOMIC
-// takes five: `delta`, then `keys`, which adds to dq in an order that varies between runs, then `finish`.)
+// takes five: `delta`, then `keys`, which adds to dq in an order that varies between runs, then `finish`.) On Hopper,
+// `queries_hopper` and `keys_hopper` compute the same with wgmma, for 16-bit numbers and heads of 64 or 128 numbers.
 //
 // attention.cuh describes Number, MODE and the tiles. A block owns ROWS rows, a warp 16 BANDS = ROWS / WARPS of them.
 // HOLD: keep them in registers, as fragments, all the time.
 #include <fours.cuh>
 #include <attention.cuh>
+#include <hopper.cuh>
 
 constexpr float LOG2_E = 1.44269504f;
 
@@ -44,6 +46,11 @@ __device__ __forceinline__ void add_scores(float (*s)[2][4], const unsigned (*he
       multiply<Number, MODE>(s[band][1], a, b + 2);
     }
   }
+}
+
+// For the mask: the column minus the row of number i of sums n, as mma leaves them (eight columns each).
+__device__ __forceinline__ int column_minus_row(int n, int i) {
+  return 8 * n + 2 * (lane_of() % 4) + i % 2 - lane_of() / 4 - i / 2 * 8;
 }
 
 template <class Number> __device__ __forceinline__ float2 two(const Number* x) {
@@ -134,7 +141,7 @@ __device__ __forceinline__ void queries_step(float (*dq)[C / 8][4], const unsign
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         float p = fast_exp2(s[band][n][i] * power - base[band][i / 2]);
-        if (MASK && ahead + 8 * n + 2 * (lane % 4) + i % 2 > top[band] + lane / 4 + i / 2 * 8) p = 0;
+        if (MASK && ahead + column_minus_row(n, i) > top[band]) p = 0;
         s[band][n][i] = p * (dp[band][n][i] - delta[band][i / 2]);
       }
     as_factor<Number, MODE>(ds[band], s[band]);
@@ -152,7 +159,7 @@ attention_backward_queries(const Number* __restrict__ qkv, const Number* __restr
                            Number* __restrict__ dqkv, const float* __restrict__ cosine, const float* __restrict__ sine,
                            int pairs, int T, int heads, int groups, float scale) {
   constexpr int BANDS = ROWS / (16 * WARPS), THREADS = 32 * WARPS;
-  extern __shared__ __align__(16) unsigned memory[];
+  extern __shared__ __align__(1024) unsigned memory[];
   Number *own_q = (Number*)memory, *own_slope = own_q + ROWS * C, *tiles = own_slope + ROWS * C;  // k, v, k, v
   int pair = blockIdx.z * gridDim.x + blockIdx.x, head = pair % heads, text = pair / heads;
   int first = (gridDim.y - 1 - blockIdx.y) * ROWS;  // the longest rows first
@@ -274,7 +281,7 @@ __device__ __forceinline__ void keys_step(float (*dk)[C / 8][4], float (*dv)[C /
       for (int i = 0; i < 4; i++) {
         float& x = s[band][n][i];
         x = fast_exp2(x * power - LOG2_E * (i % 2 ? less.y : less.x));
-        if (MASK && ahead + 8 * n + 2 * (lane % 4) + i % 2 < top[band] + lane / 4 + i / 2 * 8) x = 0;
+        if (MASK && ahead + column_minus_row(n, i) < top[band]) x = 0;
         dp[band][n][i] = x * (dp[band][n][i] - (i % 2 ? mean.y : mean.x));
       }
   }
@@ -367,7 +374,7 @@ attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict
                         int groups, float scale) {
   constexpr int BANDS = ROWS / (16 * WARPS), THREADS = 32 * WARPS;
   constexpr int AT_ONCE = HOLD == 2 ? 4 : 1;  // unrolling takes registers, which a smaller HOLD is meant to save
-  extern __shared__ __align__(16) unsigned memory[];
+  extern __shared__ __align__(1024) unsigned memory[];
   Number *own_k = (Number*)memory, *own_v = own_k + ROWS * C, *tiles = own_v + ROWS * C;  // q, dout, q, dout
   float* numbers = (float*)(tiles + 4 * STEP * C);                                         // lse, delta, lse, delta
   Number* parts = (Number*)(numbers + 4 * STEP);                                           // ds^T of one step
@@ -467,6 +474,315 @@ attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict
     put_band<Number, C, TURN>(to, stride, dk[band], scale, own_k + row * C, first + row, T, cosine, sine);
     put_band<Number, C, false>(to + groups * C, stride, dv[band], 1.0f, own_v + row * C, first + row, T, cosine, sine);
   }
+}
+
+// ---- Hopper: the same two kernels with wgmma ------------------------------------------------------------------------
+// A block has ROWS / 64 warpgroups of four warps. Each owns 64 rows of two matrices: q and dout, or k and v. In each
+// step, all warpgroups multiply these by the same 64 rows of the two other matrices. The tiles of STAGES steps are in
+// shared memory: thread 0 lets TMA copy those of a step when all warps have finished the step STAGES before it. A tile
+// consists of boxes of 64 columns, the widest that wgmma reads. On other GPUs, and in the checker, the threads of the
+// first warpgroup copy, and each warp multiplies its 16 rows by mma.
+
+constexpr int BOX = 64;  // rows and columns of a box
+
+template <int STAGES> struct Barriers { unsigned long long filled[STAGES], emptied[STAGES]; };
+
+// Start to copy 64 rows of C numbers from a matrix [texts, T, columns] to a tile. Rows from T on become 0.
+template <class Number, int C>
+__device__ __forceinline__ void copy_boxes(Number* tile, const TensorMap& map, const Number* matrix, int columns,
+                                           int column, int row, int text, int T, unsigned long long* filled) {
+#pragma unroll
+  for (int c = 0; c < C; c += BOX) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    copy_tile(tile + BOX * c, &map, column + c, row, text, filled);
+#else
+    const Number* from = matrix + ((size_t)text * T + row) * columns + column + c;
+    load_tile<Number, BOX, BOX, 128>(tile + BOX * c, from, columns, T - row);
+    copy_async_commit();
+#endif
+  }
+}
+
+template <int STAGES> __device__ __forceinline__ void start(Barriers<STAGES>& b) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  if (threadIdx.x == 0)
+    for (int i = 0; i < STAGES; i++) {
+      mbarrier_init(&b.filled[i], 1);
+      mbarrier_init(&b.emptied[i], blockDim.x / 32);  // one lane of each warp arrives
+    }
+  fence_async();
+  __syncthreads();
+#endif
+}
+// Whether this thread copies the tiles of a step, of so many bytes; if so, wait until their stage is empty.
+template <int STAGES> __device__ __forceinline__ bool may_copy(Barriers<STAGES>& b, int step, int bytes) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  if (threadIdx.x != 0) return false;
+  if (step >= STAGES) mbarrier_wait(&b.emptied[step % STAGES], (step / STAGES + 1) % 2);
+  mbarrier_expect(&b.filled[step % STAGES], bytes);
+  return true;
+#else
+  return threadIdx.x < 128;
+#endif
+}
+template <int STAGES> __device__ __forceinline__ void wait_filled(Barriers<STAGES>& b, int step) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  mbarrier_wait(&b.filled[step % STAGES], step / STAGES % 2);
+  __syncwarp();
+#else
+  copy_async_wait<0>();
+  __syncthreads();  // the tiles have arrived, and no thread reads those of the last step any more
+#endif
+}
+template <int STAGES> __device__ __forceinline__ void tell_emptied(Barriers<STAGES>& b, int step) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(&b.emptied[step % STAGES]);
+#endif
+}
+
+// s = own tile^T, 64 x 64 numbers. The result is there after wait_scores, which waits for all but the last GROUPS
+// products that were started.
+template <class Number, int C> __device__ __forceinline__ void start_scores(float* s, Number* own, const Number* tile) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < C / 16; i++)
+    wgmma<64, Number>(s, wgmma_tile(own + i / 4 * BOX * BOX) + i % 4 * 2,
+                      wgmma_tile(tile + i / 4 * BOX * BOX) + i % 4 * 2, i > 0);
+  wgmma_commit();
+#else
+  int top[1] = {threadIdx.x / 32 % 4 * 16};
+  for (int i = 0; i < 32; i++) s[i] = 0;
+  for (int c = 0; c < C; c += BOX)
+    for (int n = 0; n < 64; n += 16)
+      add_scores<Number, CORES, BOX, 1, false>((float(*)[2][4])(s + n / 2), nullptr, own + BOX * c, top, tile + BOX * c,
+                                               n);
+#endif
+}
+template <int GROUPS> __device__ __forceinline__ void wait_scores(float* s) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  wgmma_wait<GROUPS>();
+  wgmma_hold<32>(s);
+#endif
+}
+
+// sum += a tile, with a in registers. wait_product waits for all products.
+template <class Number, int C>
+__device__ __forceinline__ void start_product(float* sum, unsigned (*a)[4], const Number* tile) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  wgmma_hold<C / 2>(sum);
+  wgmma_hold<16>(a[0]);
+  wgmma_fence();
+#pragma unroll
+  for (int n = 0; n < 4; n++)
+#pragma unroll
+    for (int c = 0; c < C; c += BOX)
+      wgmma_of_registers<Number>(sum + c / 2, a[n], wgmma_tile(tile + BOX * c) + 128 * n);
+  wgmma_commit();
+#else
+  for (int c = 0; c < C; c += BOX)
+    for (int n = 0; n < 4; n++)
+      add_product<Number, CORES, BOX, 1>((float(*)[BOX / 8][4])(sum + c / 2), (unsigned(*)[1][4])a[n], tile + BOX * c,
+                                         16 * n);
+#endif
+}
+template <int C> __device__ __forceinline__ void wait_product(float* sum, unsigned (*a)[4]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  wgmma_wait<0>();
+  wgmma_hold<C / 2>(sum);
+  wgmma_hold<16>(a[0]);
+#endif
+}
+
+// Round 64 columns of a warp's sums to the fragments of the next product.
+template <class Number> __device__ __forceinline__ void as_factors(unsigned (*a)[4], const float* s) {
+#pragma unroll
+  for (int n = 0; n < 4; n++) as_factor<Number, CORES>(a + n, (const float(*)[4])(s + 8 * n));
+}
+
+// dq and delta. Launch the grid of `queries` with 2 ROWS threads and 2 (ROWS + 64 STAGES) C sizeof(Number) bytes of
+// shared memory. The maps are those of qkv and dout, [B, T, columns], in boxes of 64 rows.
+template <class Number, int C, int ROWS, int STAGES, int BLOCKS, bool TURN>
+__global__ void __launch_bounds__(2 * ROWS, BLOCKS)
+attention_backward_queries_hopper(const __grid_constant__ TensorMap map, const __grid_constant__ TensorMap map_dout,
+                                  const Number* __restrict__ qkv, const Number* __restrict__ out,
+                                  const Number* __restrict__ dout, const float* __restrict__ lse,
+                                  float* __restrict__ delta, Number* __restrict__ dqkv,
+                                  const float* __restrict__ cosine, const float* __restrict__ sine, int pairs, int T,
+                                  int heads, int groups, float scale) {
+  constexpr int TILE = 64 * C, BYTES = TILE * (int)sizeof(Number);
+  static_assert(ROWS <= 64 * STAGES, "the first warpgroup, whose keys end first, has copied all tiles by then");
+  extern __shared__ __align__(1024) unsigned memory[];
+  __shared__ Barriers<STAGES> barriers;
+  int pair = blockIdx.z * gridDim.x + blockIdx.x, head = pair % heads, text = pair / heads;
+  int first = (gridDim.y - 1 - blockIdx.y) * ROWS;  // the longest rows first
+  if (pair >= pairs) return;
+  int lane = lane_of(), row = threadIdx.x / 32 * 16, steps = (min(first + ROWS, T) + 63) / 64;  // row: of this warp
+  int columns = (heads + 2 * groups) * C, key = (heads + head / (heads / groups)) * C;
+  Number *own = (Number*)memory, *tiles = own + 2 * ROWS * C;  // own: q, dout of each warpgroup; tiles: k, v, k, v
+  Number *q = own + row / 64 * 2 * TILE, *slope = q + TILE;
+  start(barriers);
+  auto fetch = [&](int step) {
+    if (step >= steps || !may_copy(barriers, step, 2 * BYTES + (step == 0 ? ROWS / 32 * BYTES : 0))) return;
+    unsigned long long* filled = &barriers.filled[step % STAGES];
+    Number* tile = tiles + step % STAGES * 2 * TILE;
+    for (int r = 0; r < ROWS && step == 0; r += 64) {
+      copy_boxes<Number, C>(own + 2 * r * C, map, qkv, columns, head * C, first + r, text, T, filled);
+      copy_boxes<Number, C>(own + 2 * r * C + TILE, map_dout, dout, heads * C, head * C, first + r, text, T, filled);
+    }
+    copy_boxes<Number, C>(tile, map, qkv, columns, key, 64 * step, text, T, filled);
+    copy_boxes<Number, C>(tile + TILE, map, qkv, columns, key + groups * C, 64 * step, text, T, filled);
+  };
+  for (int step = 0; step < STAGES - 1; step++) fetch(step);
+
+  float base[2], mean[2] = {};  // lse to base 2, and delta
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    int position = first + row + lane / 4 + 8 * half;
+    size_t at = ((size_t)text * heads + head) * T + position;
+    size_t here = (((size_t)text * T + position) * heads + head) * C + lane % 4 * 4;
+    base[half] = position < T ? lse[at] * LOG2_E : 0.0f;
+#pragma unroll
+    for (int c = 0; c < C; c += 16)
+      if (position < T) {
+        float4 a = read_four(out + here + c), b = read_four(dout + here + c);
+        mean[half] += a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
+      }
+    mean[half] += __shfl_xor_sync(0xffffffffu, mean[half], 1);
+    mean[half] += __shfl_xor_sync(0xffffffffu, mean[half], 2);
+    if (position < T && lane % 4 == 0) delta[at] = mean[half];
+  }
+
+  float dq[C / 2] = {}, power = scale * LOG2_E;
+  unsigned ds[4][4];
+  for (int step = 0; step < steps; step++) {
+    const Number *k = tiles + step % STAGES * 2 * TILE, *v = k + TILE;
+    int ahead = 64 * step - (first + row / 64 * 64);  // position of the first key minus the warpgroup's first query's
+    wait_filled(barriers, step);
+    if (ahead > 0) {  // all keys are in the future
+      tell_emptied(barriers, step);
+      continue;
+    }
+    float s[32], dp[32];
+    start_scores<Number, C>(s, q, k);
+    start_scores<Number, C>(dp, slope, v);
+    wait_scores<1>(s);
+#pragma unroll
+    for (int i = 0; i < 32; i++) s[i] = fast_exp2(s[i] * power - base[i / 2 % 2]);
+    if (ahead == 0)
+#pragma unroll
+      for (int i = 0; i < 32; i++)
+        if (column_minus_row(i / 4, i % 4) > row % 64) s[i] = 0;
+    fetch(step + STAGES - 1);  // here its branch keeps the compiler from moving the powers after the next line
+    wait_scores<0>(dp);
+#pragma unroll
+    for (int i = 0; i < 32; i++) s[i] *= dp[i] - mean[i / 2 % 2];
+    as_factors<Number>(ds, s);
+    start_product<Number, C>(dq, ds, k);
+    wait_product<C>(dq, ds);
+    tell_emptied(barriers, step);
+  }
+  __syncthreads();  // all warps have finished with the block's own rows, whose memory is reused
+  Number* to = dqkv + ((size_t)text * T + first + row) * columns + head * C;
+  put_band<Number, C, TURN>(to, columns, (const float(*)[4])dq, scale, q + row % 64 * C, first + row, T, cosine, sine);
+}
+
+// dk and dv. Launch the grid of `keys` with 2 ROWS threads and 64 ROWS more bytes of shared memory than above, for lse
+// and delta: each warp copies these for itself, one step ahead, so that it need not wait for the other warps.
+template <class Number, int C, int ROWS, int STAGES, int BLOCKS, bool TURN>
+__global__ void __launch_bounds__(2 * ROWS, BLOCKS)
+attention_backward_keys_hopper(const __grid_constant__ TensorMap map, const __grid_constant__ TensorMap map_dout,
+                               const Number* __restrict__ qkv, const Number* __restrict__ dout,
+                               const float* __restrict__ lse, const float* __restrict__ delta,
+                               Number* __restrict__ dqkv, const float* __restrict__ cosine,
+                               const float* __restrict__ sine, int pairs, int T, int heads, int groups, float scale) {
+  constexpr int TILE = 64 * C, BYTES = TILE * (int)sizeof(Number);
+  extern __shared__ __align__(1024) unsigned memory[];
+  __shared__ Barriers<STAGES> barriers;
+  int pair = blockIdx.z * gridDim.x + blockIdx.x, group = pair % groups, text = pair / groups;
+  int first = blockIdx.y * ROWS;  // the longest rows first
+  if (pair >= pairs) return;
+  int lane = lane_of(), row = threadIdx.x / 32 * 16;  // row: of this warp
+  int columns = (heads + 2 * groups) * C, key = (heads + group) * C, first_head = group * (heads / groups);
+  int each = (T - first + 63) / 64, steps = heads / groups * each;  // each: steps per head, from the first key on
+  Number *own = (Number*)memory, *tiles = own + 2 * ROWS * C;  // own: k, v of each warpgroup; tiles: q, dout, q, dout
+  Number *k = own + row / 64 * 2 * TILE, *v = k + TILE;
+  float* numbers = (float*)(tiles + 2 * STAGES * TILE) + 16 * row;  // of this warp: lse, delta, lse, delta
+  start(barriers);
+  auto fetch = [&](int step) {
+    if (step >= steps || !may_copy(barriers, step, 2 * BYTES + (step == 0 ? ROWS / 32 * BYTES : 0))) return;
+    int head = (first_head + step / each) * C, query = first + step % each * 64;
+    unsigned long long* filled = &barriers.filled[step % STAGES];
+    Number* tile = tiles + step % STAGES * 2 * TILE;
+    for (int r = 0; r < ROWS && step == 0; r += 64) {
+      copy_boxes<Number, C>(own + 2 * r * C, map, qkv, columns, key, first + r, text, T, filled);
+      copy_boxes<Number, C>(own + 2 * r * C + TILE, map, qkv, columns, key + groups * C, first + r, text, T, filled);
+    }
+    copy_boxes<Number, C>(tile, map, qkv, columns, head, query, text, T, filled);
+    copy_boxes<Number, C>(tile + TILE, map_dout, dout, heads * C, head, query, text, T, filled);
+  };
+  auto fetch_numbers = [&](int step) {
+    if (step == steps) return;
+    int query = first + step % each * 64;
+    size_t at = ((size_t)text * heads + first_head + step / each) * T + query;
+#pragma unroll
+    for (int i = lane; i < 128; i += 32) {
+      bool there = query + i % 64 < T;
+      copy_async<4>(numbers + step % 2 * 128 + i, (i < 64 ? lse : delta) + at + (there ? i % 64 : 0), there ? 4 : 0);
+    }
+    copy_async_commit();
+  };
+  for (int step = 0; step < STAGES - 1; step++) fetch(step);
+  fetch_numbers(0);
+
+  float dk[C / 2] = {}, dv[C / 2] = {}, power = scale * LOG2_E;
+  unsigned p[4][4], ds[4][4];
+  for (int step = 0; step < steps; step++) {
+    const Number *q = tiles + step % STAGES * 2 * TILE, *slope = q + TILE;
+    const float *base = numbers + step % 2 * 128 + 2 * (lane % 4), *mean = base + 64;
+    int ahead = step % each * 64 - row / 64 * 64;  // position of the first query minus the warpgroup's first key's
+    copy_async_wait<0>();
+    wait_filled(barriers, step);
+    fetch_numbers(step + 1);
+    if (ahead < 0) {  // all queries come before the keys
+      tell_emptied(barriers, step);
+      continue;
+    }
+    float s[32], dp[32];
+    start_scores<Number, C>(s, k, q);
+    start_scores<Number, C>(dp, v, slope);
+    fetch(step + STAGES - 1);
+    wait_scores<1>(s);
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+      float2 less = two(base + 2 * (i - i % 4));
+      s[i] = fast_exp2(s[i] * power - LOG2_E * less.x);
+      s[i + 1] = fast_exp2(s[i + 1] * power - LOG2_E * less.y);
+    }
+    if (ahead == 0)
+#pragma unroll
+      for (int i = 0; i < 32; i++)
+        if (column_minus_row(i / 4, i % 4) < row % 64) s[i] = 0;
+    as_factors<Number>(p, s);
+    start_product<Number, C>(dv, p, slope);
+    wait_scores<1>(dp);
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+      float2 its = two(mean + 2 * (i - i % 4));
+      s[i] *= dp[i] - its.x;
+      s[i + 1] *= dp[i + 1] - its.y;
+    }
+    as_factors<Number>(ds, s);
+    start_product<Number, C>(dk, ds, q);
+    wait_product<C>(dk, ds);
+    wait_product<C>(dv, p);
+    tell_emptied(barriers, step);
+  }
+  __syncthreads();  // all warps have finished with the block's own rows, whose memory is reused
+  Number* to = dqkv + ((size_t)text * T + first + row) * columns + key;
+  put_band<Number, C, TURN>(to, columns, (const float(*)[4])dk, scale, k + row % 64 * C, first + row, T, cosine, sine);
+  put_band<Number, C, false>(to + groups * C, columns, (const float(*)[4])dv, 1.0f, v + row % 64 * C, first + row, T,
+                             cosine, sine);
 }
 
 // ---- around the atomic form -----------------------------------------------------------------------------------------

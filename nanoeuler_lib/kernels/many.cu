@@ -18,16 +18,15 @@ extern "C" __global__ void add_shard(float* __restrict__ to, const float* __rest
 // Add a slice of a bucket over COUNT GPUs, on the slice's owner, as a binary tree in the order of ranks; and sum the
 // squares of the result. own: [n], this GPU's gradient, becomes the sum; others: [COUNT - 1, n], the other ranks' in
 // order; sums: [PARTS, buckets, gridDim.x], the squares by share and block, on a grid that is the same for every COUNT.
-// units: length of the whole bucket in units of ALIGN numbers; first: number of the slice's first share. Launch one
-// row of blocks (blockIdx.y) per share of the slice.
+// cuts: [PARTS + 1], where the bucket's shares begin and the last one ends, in units of ALIGN numbers; first: number of
+// the slice's first share. Launch one row of blocks (blockIdx.y) per share of the slice.
 template <int COUNT>
-__global__ void sum_slices(float* __restrict__ own, const float* __restrict__ others, float* __restrict__ sums, int n,
-                           int rank, long long units, int first, int bucket, int buckets) {
+__global__ void sum_slices(float* __restrict__ own, const float* __restrict__ others, float* __restrict__ sums,
+                           const int* __restrict__ cuts, int n, int rank, int first, int bucket, int buckets) {
   if (n % ALIGN || rank >= COUNT || whole_fours(n, own, others) != n / 4) __trap();  // n must be a multiple of ALIGN
   int share = first + blockIdx.y;
-  long long base = units * first / PARTS;
-  int begin = (int)(units * share / PARTS - base) * (ALIGN / 4);
-  int end = (int)(units * (share + 1) / PARTS - base) * (ALIGN / 4);
+  int begin = (cuts[share] - cuts[first]) * (ALIGN / 4);
+  int end = (cuts[share + 1] - cuts[first]) * (ALIGN / 4);
   float square = 0;
   for (int i = begin + blockIdx.x * blockDim.x + threadIdx.x; i < end; i += gridDim.x * blockDim.x) {
     float4 v[COUNT];

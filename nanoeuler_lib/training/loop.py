@@ -70,7 +70,7 @@ def start_run(run: str | Path, state: checkpoint.Checkpoint, dataset: Dataset, o
 
 def _journal(run, state, dataset, options, device, processes, still_there):
     """Move the model and the optimiser's state to the device, and return the run's journal."""
-    state.model = device.place(state.model)
+    state.model = device.place(state.model, state.train.optimizer)
     state.optimizer = device.optimizer(state.optimizer, state.model.config)
     journal = Journal if processes.is_rank0 else Follower
     return journal(run, state, dataset, options, processes, still_there)

@@ -40,7 +40,7 @@ def replay(
     dataset = dataset_of(part, valid, state)
     expect_the_same(run, state, dataset)
     place = chosen_before(state.info, device, state.model.config, processes.group)
-    model, config = place.place(state.model), state.train
+    model, config = place.place(state.model, state.train.optimizer), state.train
     optimizer, rows = place.optimizer(state.optimizer, model.config), config.batch * config.accumulate
     found = []
     with (

@@ -69,6 +69,8 @@ for number, how, width, shared, turn, atomic in (
     names = flash_backward._names(number, how, width, *tiles, turn, atomic)
     first = 75 if how == "PLAIN" or number == "__half" else 80
     TEXTS[f"attention backward, {number}, {how}"] = (BACKWARD, names, first)
+HOPPERS = [name for C in flash_backward.HOPPER for name in flash_backward._hopper_names("__nv_bfloat16", C, True)]
+TEXTS["attention backward, Hopper"] = (BACKWARD, HOPPERS, 80)
 
 
 def decoding(number, config):
@@ -110,7 +112,7 @@ def architectures(name):
 
 
 CASES = [(name, a) for name in TEXTS for a in architectures(name)]
-CASES += [("matmul16.cu", "sm_90a"), ("attention, Hopper", "sm_90a")]
+CASES += [(name, "sm_90a") for name in ("matmul16.cu", "attention, Hopper", "attention backward, Hopper")]
 
 
 def in_wheels(pattern):

@@ -32,16 +32,17 @@ def batch(number, shards=4):
     return tokens, targets
 
 
-def taken(group, precision, checked=False, poison=None, shards=4):
-    """Return the results of some steps: losses, norms, the hash, and SHA-256 of the states."""
-    model = data_parallel.GPT(MODEL, init(MODEL, 0, 0.2), group, precision=precision, where="cpu", checked=checked)
-    optimizer, config = data_parallel.AdamW(MODEL, CONFIG, "cpu", group), replace(CONFIG, accumulate=shards)
+def taken(group, precision, checked=False, poison=None, shards=4, optimizer="adamw"):
+    """Return the results of some steps: losses, norms, the hash, what the bits depend on, and SHA-256 of the states."""
+    config, options = replace(CONFIG, accumulate=shards, optimizer=optimizer), dict(where="cpu", checked=checked)
+    model = data_parallel.GPT(MODEL, init(MODEL, 0, 0.2), group, optimizer, precision=precision, **options)
+    optimizer = data_parallel.AdamW(MODEL, config, "cpu", group)
     optimizer.loss_scale = TOO_LARGE, 0  # in float16, the first gradients overflow
     take = data_parallel.Step(model, optimizer, config, shards)
     rows = [take(*batch(number, shards)) for number in range(STEPS)]
     states = model.params.host().flat, optimizer.m.host().flat, optimizer.v.host().flat
     found = {"losses": [losses.tolist() for losses, _ in rows], "norms": [norm for _, norm in rows]}
-    found["hash"], found["info"] = take.hash(), take.info
+    found["hash"], found["info"], found["bits"] = take.hash(), take.info, take.bits()
     found["validation"] = data_parallel.shared_out(
         model, lambda m: sum(float(m.losses(*batch(n)).sum()) for n in range(5))
     )
@@ -62,21 +63,25 @@ def taken(group, precision, checked=False, poison=None, shards=4):
     return found
 
 
-def reference():
+def reference(optimizer):
     """Return the same steps by the engine for one GPU, which adds micro-batches one after the other."""
-    model = engine.GPT(MODEL, init(MODEL, 0, 0.2), precision="float32", where="cpu", checked=False)
-    take = engine.Step(model, engine.AdamW(MODEL, CONFIG, "cpu"), CONFIG, 4, micro=1)
+    model, config = (
+        engine.GPT(MODEL, init(MODEL, 0, 0.2), where="cpu", checked=False),
+        replace(CONFIG, optimizer=optimizer),
+    )
+    take = engine.Step(model, engine.AdamW(MODEL, config, "cpu"), config, 4, micro=1)
     rows = [take(*batch(number)) for number in range(STEPS)]
     return {"losses": [losses.tolist() for losses, _ in rows], "norms": [norm for _, norm in rows]}
 
 
 def computed(group, name):
-    if name == "reference":
-        return reference()
+    precision, _, how = name.partition(", ")
+    optimizer = "muon" if how == "muon" else "adamw"
+    if precision == "reference":
+        return reference(optimizer)
     if name == "NaN":
         return taken(group, "bfloat16", poison=1)["poisoned"]
-    precision, _, how = name.partition(", ")
-    return taken(group, precision, checked=how == "checked", shards=8 if how == "eight" else 4)
+    return taken(group, precision, how == "checked", shards=8 if how == "eight" else 4, optimizer=optimizer)
 
 
 def main(*names):

@@ -30,7 +30,7 @@ def work_of(shape, precision, widths=None):
         for width in widths or [row]:
             groups.setdefault((rows, width), []).append((first // 4, row // 4))
             first += width
-    work, xp = memory.muon_work(groups, precision, WHERE), cuda.array_module()
+    [work], xp = memory.muon_work([groups], precision, WHERE), cuda.array_module()
     for name, array in vars(work).items():
         if name != "groups":
             array[...] = xp.asarray(0x7FC0 if array.dtype == np.uint16 else np.nan, array.dtype)

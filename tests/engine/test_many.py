@@ -27,7 +27,7 @@ from nanoeuler_lib.command import cards, cli
 from nanoeuler_lib.config import TrainConfig, preset
 from nanoeuler_lib.engine import data_parallel, memory
 from nanoeuler_lib.engine.data_parallel import step as many_step
-from nanoeuler_lib.engine.data_parallel.cut import PARTS, Bucket, buckets
+from nanoeuler_lib.engine.data_parallel.cut import PARTS, Bucket, WholeMatrices, buckets
 from nanoeuler_lib.engine.device import choose
 from nanoeuler_lib.model import init
 from nanoeuler_lib.training import checkpoint, journal, loop, run_folder, train
@@ -61,11 +61,15 @@ def test_the_tree_adds_neighbours_first_whoever_computes_a_half():
     assert data_parallel.tree(halves) == data_parallel.tree(parts)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("config", [preset("small"), preset("base"), many_worker.MODEL])
-def test_each_number_has_one_bucket_and_one_owner(config):
-    """Check that buckets divide the flat array in backward order, and that owners of 1 to 8 GPUs cut them alike."""
-    _, gains, end = memory.layout(config)
-    cut = buckets(config)
+def test_each_number_has_one_bucket_and_one_owner(config, optimizer):
+    """Check that buckets divide the flat array in backward order, and that owners of 1 to 8 GPUs cut them alike.
+
+    With Muon, an owner has whole tensors of the layers, and its part exceeds the average by at most one per bucket.
+    """
+    starts, gains, end = memory.layout(config)
+    cut = buckets(config, optimizer)
     *filled, last, embedding = cut
     assert [b.stop for b in filled] == [gains, *(b.start for b in filled[:-1])]
     assert (filled[-1].start, last.start, last.stop, embedding.start) == (embedding.stop, gains, end, 0)
@@ -77,17 +81,25 @@ def test_each_number_has_one_bucket_and_one_owner(config):
             assert all(p.start % memory.ALIGN == 0 and p.start == b.share(k * PARTS // size, PARTS).start
                        for k, p in enumerate(parts))  # fmt: skip
             lengths = [p.stop - p.start for p in parts]
-            assert max(lengths) - min(lengths) <= memory.ALIGN
+            inside = sorted(x for x in (*starts.values(), end) if b.start <= x <= b.stop)
+            if optimizer == "muon" and starts["layers.0.qkv"] <= b.start < starts["heads"]:
+                assert {p.start for p in parts} <= {*inside}
+                assert max(lengths) - sum(lengths) / size <= max(y - x for x, y in pairwise(inside))
+            else:
+                assert max(lengths) - min(lengths) <= memory.ALIGN
 
 
 KERNELS = tuple(f"sum_slices<{count}>" for count in (1, 2, 4, 8))
 
 
+@pytest.mark.parametrize("starts", [(), (0, 128, 704, 1024)])
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
-def test_owners_sums_and_squares_do_not_depend_on_how_many_there_are(count):
+def test_owners_sums_and_squares_do_not_depend_on_how_many_there_are(count, starts):
     """Add a bucket of 19 units, in uneven shares, by the checked kernel: each owner's slice, then all squares."""
     module = cuda.module(cuda.KERNELS / "many.cu", where="cpu", instantiate=KERNELS)
-    rng, bucket = np.random.default_rng(0), Bucket(0, 19 * memory.ALIGN)
+    rng, end = np.random.default_rng(0), 19 * memory.ALIGN
+    bucket = WholeMatrices(0, end, False, starts) if starts else Bucket(0, end)
+    cuts = np.array([bucket.share(k, k).start // memory.ALIGN for k in range(PARTS + 1)], np.int32)
     shards = rng.standard_normal((8, bucket.stop), dtype=np.float32)
     of_card = [data_parallel.tree(shards[8 * r // count : 8 * (r + 1) // count]) for r in range(count)]
     whole, squares = np.zeros(bucket.stop, np.float32), np.full((PARTS, 3, 2), np.nan, np.float32)
@@ -95,13 +107,12 @@ def test_owners_sums_and_squares_do_not_depend_on_how_many_there_are(count):
         part = bucket.of(rank, count)
         own, others = of_card[rank][part].copy(), [x[part] for r, x in enumerate(of_card) if r != rank]
         others = np.concatenate(others) if others else own
-        numbers = own.size, rank, bucket.units, PARTS * rank // count, 1, 3
-        module[f"sum_slices<{count}>"]((2, PARTS // count), 64, (own, others, squares, *numbers))
+        numbers = own.size, rank, PARTS * rank // count, 1, 3
+        module[f"sum_slices<{count}>"]((2, PARTS // count), 64, (own, others, squares, cuts, *numbers))
         whole[part] = own
     assert whole.tobytes() == data_parallel.tree(shards).tobytes()
     alone = np.full_like(squares, np.nan)
-    numbers = bucket.stop, 0, bucket.units, 0, 1, 3
-    module["sum_slices<1>"]((2, PARTS), 64, (whole, whole, alone, *numbers))
+    module["sum_slices<1>"]((2, PARTS), 64, (whole, whole, alone, cuts, bucket.stop, 0, 0, 1, 3))
     assert squares.tobytes() == alone.tobytes()
 
 
@@ -126,17 +137,19 @@ def test_nodes_of_the_tree_and_the_hash_of_parts():
     assert hash_of(a, 10) == hash_of(a, 512) != hash_of(changed, 10)
 
 
-PLAIN = "float32", "reference"
+PLAIN = "float32", "reference", "float32, muon", "reference, muon"
 
 
 @pytest.mark.full(but=["float32-2"])
 @with_mpirun
 @pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16, checked", "float16"])
+@pytest.mark.parametrize(
+    "precision", ["float32", "bfloat16, checked", "float16", "float32, muon", "bfloat16, muon", "float16, muon"]
+)
 def test_weights_moments_losses_hash_and_validation_have_the_same_bits_on_any_number(precision, count):
     alone = found(1, *PLAIN) if precision in PLAIN else found(1, precision)
     assert found(count, precision)[precision] == alone[precision]
-    if precision == "float16":
+    if precision.startswith("float16"):
         assert 1 < alone[precision]["info"]["loss_scale"][0] < many_worker.TOO_LARGE
 
 
@@ -147,9 +160,10 @@ def test_eight_shards_have_the_same_bits_on_eight_processes():
     assert found(8, *names) == found(1, *names)
 
 
-def test_one_card_with_the_tree_takes_the_steps_of_one_card():
+@pytest.mark.parametrize("names", [PLAIN[:2], PLAIN[2:]], ids=["adamw", "muon"])
+def test_one_card_with_the_tree_takes_the_steps_of_one_card(names):
     """Compare within rounding, because the tree adds in a different order; shards have unequal valid targets."""
-    ours, reference = (found(1, *PLAIN)[name] for name in PLAIN)
+    ours, reference = (found(1, *PLAIN)[name] for name in names)
     np.testing.assert_allclose(ours["losses"], reference["losses"], rtol=1e-5)
     np.testing.assert_allclose(ours["norms"], reference["norms"], rtol=1e-5)
 
@@ -185,6 +199,11 @@ SHAPE = "--vocab-size 264 --dim 32 --heads 1 --kv-heads 1 --layers 1 --context 8
 TRAIN = f"{SHAPE} --batch 1 --accumulate 4 --steps 6 --save-every 2 --keep-every 2 --valid-every 3 --sample-every 0"
 
 
+def begin(run, count, more=""):
+    """Return the words of a command that trains on a number of GPUs."""
+    return f"train --data text.txt --run {run} --cards {count} --device checked {TRAIN} {more}".split()
+
+
 def command(folder, *words):
     words = [sys.executable, "-m", "nanoeuler_lib.command.cli", *map(str, words)]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -209,7 +228,7 @@ def on_one(tmp_path_factory):
     """Make a run of six steps on one GPU."""
     folder = tmp_path_factory.mktemp("many")
     (folder / "text.txt").write_text(run_text())
-    completed(folder, *f"train --data text.txt --run one --cards 1 --device checked {TRAIN}".split())
+    completed(folder, *begin("one", 1))
     return folder
 
 
@@ -220,9 +239,8 @@ def test_a_signal_stops_a_run_after_its_step_where_mpirun_forwards_none(on_one, 
     """Let mpirun forward no signal, as when hwloc's OpenCL plugin loads PoCL; all ranks stop after one step."""
     for prefix in ("OMPI", "PRTE"):
         monkeypatch.setitem(ENVIRONMENT, f"{prefix}_MCA_ess_base_forward_signals", "none")
-    endless = f"{TRAIN} --steps 5000 --save-every 5000"
-    words = f"train --data text.txt --run {number.name} --cards 2 --device checked {endless}"
-    process, folder = command(on_one, *words.split()), on_one / number.name
+    words = begin(number.name, 2, "--steps 5000 --save-every 5000")
+    process, folder = command(on_one, *words), on_one / number.name
     _wait_for_steps(process, folder, 3)
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)
@@ -253,23 +271,25 @@ def _wait_for_steps(process, folder, count):
 
 @pytest.mark.full
 @with_mpirun
-def test_a_run_that_was_killed_on_two_goes_on_on_one_with_the_same_bits(on_one):
+@pytest.mark.parametrize("one, two, more", [("one", "two", ""), ("muon", "muon-two", "--optimizer muon")])
+def test_a_run_that_was_killed_on_two_goes_on_on_one_with_the_same_bits(on_one, one, two, more):
     """Kill one process: one line names it. Then resume without --gpus, and replay on two GPUs."""
-    words = f"train --data text.txt --run two --cards 2 --device checked {TRAIN}".split()
-    process, folder = command(on_one, *words), on_one / "two"
+    if more:
+        completed(on_one, *begin(one, 1, more))
+    process, folder = command(on_one, *begin(two, 2, more)), on_one / two
     _wait_for_steps(process, folder, 3)
     ranks = [int(file.parent.name) for file in Path("/proc").glob("[0-9]*/stat") if _is_rank_1(file.parent, on_one)]
     os.kill(ranks[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
-    why = r"has ended; the checkpoint of step [24] is intact: continue with --resume two"
+    why = r"has ended; the checkpoint of step [24] is intact: continue with --resume " + two
     assert re.fullmatch(rf"nanoeuler: rank 1 \(process {ranks[0]}\) {why}\n", errors), errors
-    completed(on_one, "train", "--resume", "two")
-    assert digests(folder) == digests(on_one / "one")
-    hashes = [[e["hash"] for e in run_folder.read_log(on_one / name) if "hash" in e] for name in ("one", "two")]
+    completed(on_one, "train", "--resume", two)
+    assert digests(folder) == digests(on_one / one)
+    hashes = [[e["hash"] for e in run_folder.read_log(on_one / name) if "hash" in e] for name in (one, two)]
     assert hashes[0] == hashes[1] != []
     assert len(checkpoint.folders(folder)) == 4  # --keep-every
-    told = json.loads(completed(on_one, "replay", "one", "--steps", "5:6", "--cards", 2, "--json"))
+    told = json.loads(completed(on_one, "replay", one, "--steps", "5:6", "--cards", 2, "--json"))
     assert told["from"] == 4 and told["same"] and [row["step"] for row in told["steps"]] == [5, 6]
 
 
@@ -332,8 +352,6 @@ def test_what_cards_cannot_do_is_one_line(tmp_path, capsys, monkeypatch):
     ):
         config = TrainConfig(**RUN_CONFIG.to_dict() | {"accumulate": accumulate})
         assert words in error_of(data_parallel.expect_shards, config, size)
-    muon = TrainConfig(**RUN_CONFIG.to_dict() | {"optimizer": "muon"})
-    assert "must be adamw with --gpus" in error_of(data_parallel.expect_shards, muon, 1)
     assert error_of(data_parallel.expect_shards, RUN_CONFIG, 3) == "--gpus must be 1, 2, 4 or 8, got 3"
     train = ["train", "--data", "text.txt", "--run", "run", *TRAIN.split()]
     assert cli.main([*train, "--cards", "1", "--device", "cpu"]) == 2
@@ -346,11 +364,21 @@ def test_what_cards_cannot_do_is_one_line(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.full
-def test_a_card_that_cannot_hold_a_shard_is_told(monkeypatch):
-    group, (model, config) = data_parallel.Group(), (many_worker.MODEL, many_worker.CONFIG)
-    placed = data_parallel.GPT(model, init(model, 0), group, where="cpu", checked=False)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_step_takes_the_memory_that_it_said_and_a_card_that_cannot_hold_a_shard_is_told(optimizer, monkeypatch):
+    group, model = data_parallel.Group(), many_worker.MODEL
+    config = replace(many_worker.CONFIG, optimizer=optimizer)
+    placed = data_parallel.GPT(model, init(model, 0), group, optimizer, where="cpu", checked=False)
+    arguments = placed, data_parallel.AdamW(model, config, "cpu", group), config, 4
+    take = data_parallel.Step(*arguments)
+    states = *placed.read, *arguments[1].m.slices, *arguments[1].v.slices, *(level.flat for level in take.levels)
+    scratch = [x for name, x in vars(take.works[0]).items() if name != "groups"] if optimizer == "muon" else []
+    buffers = placed.block_bytes + sum(x.nbytes for x in scratch)
+    assert take._needs() == {"states": sum(x.nbytes for x in states), "buffers": buffers}
+    other = replace(config, optimizer="adamw" if optimizer == "muon" else "muon")
+    assert f"optimizer must be {other.optimizer}, as in" in error_of(data_parallel.Step, *arguments[:2], other, 4)
     monkeypatch.setattr(many_step, "free_bytes", lambda where: 1 << 10)
-    message = error_of(data_parallel.Step, placed, data_parallel.AdamW(model, config, "cpu", group), config, 4)
+    message = error_of(data_parallel.Step, *arguments)
     assert message.startswith("out of memory: a shard of 1 rows takes 0.0 GiB, 0.0 GiB are free, and a run cannot")
 
 

@@ -218,17 +218,23 @@ def test_million_and_large(tmp_path, monkeypatch):
     million.collect(tmp_path, tmp_path)
     assert [row["curve"][-1][0] for row in rows_in(tmp_path / "ch32.json") if row["what"] == "run"] == [4]
 
-    small = dict(heads=2, kv_heads=1, context=16, vocab_size=300, predict=2)
-    shapes = {"base": ModelConfig(dim=16, layers=1, **small), "large": ModelConfig(dim=32, layers=2, **small)}
+    small = dict(heads=2, kv_heads=1, context=16, vocab_size=304, predict=2)
+    shapes = {"base": ModelConfig(dim=64, layers=1, **small), "large": ModelConfig(dim=128, layers=2, **small)}
     monkeypatch.setattr(large, "preset", shapes.get)
     monkeypatch.setattr(large, "ROWS", 16)
     parts = million.Parts(tmp_path / "out")
-    large.runs(parts, tmp_path, 1, "cpu", shape, settings)
-    for name in ("cards", "machine"):
-        (parts.out / f"{name}.json").write_text("1")
+    monkeypatch.setattr(gpu_step, "ROUNDS", 1)
+    changed = dict(shape=shape, settings=settings)
+    large.runs(parts, tmp_path, 1, "cpu", **changed)
+    for name in large.NAMES:
+        large.timed(parts, tmp_path, name, 0.0, "cpu", **changed)
+    (parts.out / "machine.json").write_text(json.dumps({"gpu": "new"}))
+    old = [dict(what="step", model="base"), dict(what="run", run="base_pass")]
+    (tmp_path / "large.json").write_text(json.dumps({"rows": old, "machine": {"gpu": "old"}}))
     large.collect(parts.out, tmp_path)
-    runs = [row["run"] for row in rows_in(tmp_path / "large.json") if row["what"] == "run"]
-    assert runs == ["base_pass", "base_time", "large_pass"]
+    rows = rows_in(tmp_path / "large.json")
+    gpus = {row["run"]: row["gpu"] for row in rows if row["what"] == "run"}
+    assert rows[0] == old[0] and gpus == dict.fromkeys(("base_pass", "base_time", "large_pass", "large_time"), "new")
 
 
 def test_yardsticks(tmp_path, monkeypatch):
@@ -268,6 +274,24 @@ def test_race_takes_the_same_steps_on_both_sides(tmp_path, monkeypatch):
     rows = {row["section"]: row for row in rows_in(tmp_path / "out" / "race.json")}
     assert rows["recipe"]["losses"] == pytest.approx(rows["peer"]["losses"], rel=1e-4)
     assert rows["recipe"]["bits"] == pytest.approx(rows["peer"]["bits"], rel=1e-4)
+
+
+def test_race_ends_with_the_mean_of_the_last_weights():
+    """Compare with the mean of the weights of the same run without averaging, also as the products read it."""
+    shape, options = dataclasses.replace(TINY, context=16), SimpleNamespace(device="checked", precision="bfloat16")
+    recipe = race.RECIPE | dict(steps=5, warmup=1, lengths=((1.0, 16),), tokens=32)
+    seen, batch = [], gpu_step.batch(shape, 2, 0)
+    plain = race.Engine(options, shape, recipe, 0)
+    mean = race.Engine(options, shape, recipe | dict(average=[0.8, 2]), 0)
+    for made in (plain, mean):
+        made.begin()
+        for number in range(5):
+            made.take(number, *batch)
+            seen += [made.model.params.host().flat]
+    assert not np.array_equal(seen[3], seen[4]) and all(map(np.array_equal, seen[:4], seen[5:9]))
+    np.testing.assert_allclose(seen[9], (seen[2] + seen[4]) / 2, rtol=1e-6, atol=1e-9)
+    again = engine.GPT(shape, mean.model.params.host(), precision="bfloat16", where=WHERE)
+    np.testing.assert_array_equal(mean.model.logits(batch[0]), again.logits(batch[0]))
 
 
 def test_english_from_the_books_to_the_model_in_the_package(tmp_path, monkeypatch):

@@ -58,25 +58,47 @@ class Bucket:
         return slice(part.start - self.start, part.stop - self.start)
 
 
-def buckets(config: ModelConfig) -> list[Bucket]:
+@dataclass(frozen=True)
+class WholeMatrices(Bucket):
+    """Describe a bucket whose pieces are whole tensors, because Muon orthogonalises whole matrices.
+
+    starts: where its tensors begin. A piece begins at the tensor's start that is nearest to its start in a `Bucket`. So
+    the owners hold about equally many numbers, to which the cost of an update is nearly proportional.
+    """
+
+    starts: tuple[int, ...] = ()
+
+    def share(self, first: int, last: int) -> slice:
+        """Return the slice of the flat array with the pieces first to last - 1, out of PARTS."""
+        even, ends = super().share(first, last), (*self.starts, self.stop)
+        return slice(*(min(ends, key=lambda end: abs(end - at)) for at in (even.start, even.stop)))
+
+
+def buckets(config: ModelConfig, optimizer: str = "adamw") -> list[Bucket]:
     """Return the buckets in the order in which the backward pass completes them, the same for any number of GPUs.
 
-    First the heads with the last layers, and so on down to the first layers, then the gains and the embedding.
+    First the heads with the last layers, and so on down to the first layers, then the gains and the embedding. With
+    Muon, the heads have a bucket of their own, and the layers are in `WholeMatrices`.
     """
     starts, gains, end = layout(config)
     first_of = [starts[f"layers.{i}.qkv"] for i in range(config.layers)]
     cuts, done = [gains], 0
+    if optimizer == "muon":
+        cuts += [starts["heads"]]
     for sixteenths in SIXTEENTHS:
         done += sixteenths
         cuts += [first_of[config.layers - -(-config.layers * done // 16)]]
     filled = [Bucket(start, stop) for stop, start in pairwise(cuts) if start < stop]
+    if optimizer == "muon":
+        inside = lambda b: tuple(start for start in starts.values() if b.start <= start < b.stop)
+        filled[1:] = [WholeMatrices(b.start, b.stop, False, inside(b)) for b in filled[1:]]
     return [*filled, Bucket(gains, end, True), Bucket(0, first_of[0], True)]
 
 
 def expect_shards(config: TrainConfig, size: int) -> None:
     """Raise NanoEulerError unless `size` GPUs can divide a step's batch into subtrees of equally many shards.
 
-    Shards: `config.accumulate`, a power of two and a multiple of size (1, 2, 4 or 8). Only AdamW is supported.
+    Shards: `config.accumulate`, a power of two and a multiple of size (1, 2, 4 or 8).
     """
     count = config.accumulate
     if size not in (1, 2, 4, PARTS):
@@ -85,9 +107,4 @@ def expect_shards(config: TrainConfig, size: int) -> None:
         raise NanoEulerError(
             f"--accumulate must be a power of two and a multiple of {size}, the number of GPUs, got {count}: it is the "
             f"number of shards of {config.batch} rows in a step, and each GPU takes equally many"
-        )
-    if config.optimizer != "adamw":
-        raise NanoEulerError(
-            f"optimizer must be adamw with --gpus, got {config.optimizer}: it updates whole matrices, and each GPU "
-            "holds only parts of them"
         )

@@ -9,32 +9,32 @@ from nanoeuler_lib import cuda, model
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.cuda.blas import to_bfloat16
 from nanoeuler_lib.engine import gpt, memory
-from nanoeuler_lib.engine.data_parallel.cut import buckets
+from nanoeuler_lib.engine.data_parallel.cut import Bucket, buckets
 from nanoeuler_lib.engine.data_parallel.group import Group
 from nanoeuler_lib.engine.memory import download, layout, upload
 from nanoeuler_lib.model import optim, parameter_shapes
 
 
 class Owned:
-    """Hold a rank's part of an array with a number per parameter: flat float32 slices in the order of `buckets`."""
+    """Hold a rank's part of an array with a number per parameter: a flat float32 slice of each bucket in `cut`."""
 
-    def __init__(self, config: ModelConfig, group: Group, slices: list):
-        self.config, self.group, self.slices = config, group, slices
+    def __init__(self, config: ModelConfig, group: Group, cut: list[Bucket], slices: list):
+        self.config, self.group, self.cut, self.slices = config, group, cut, slices
 
     @classmethod
-    def zeros(cls, config: ModelConfig, group: Group, where: str) -> "Owned":
+    def zeros(cls, config: ModelConfig, group: Group, cut: list[Bucket], where: str) -> "Owned":
         """Return an array of zeros in device memory."""
-        xp, parts = cuda.array_module(where), [b.of(group.rank, group.size) for b in buckets(config)]
-        return cls(config, group, [xp.zeros(part.stop - part.start, np.float32) for part in parts])
+        xp, parts = cuda.array_module(where), [b.of(group.rank, group.size) for b in cut]
+        return cls(config, group, cut, [xp.zeros(part.stop - part.start, np.float32) for part in parts])
 
     def fill(self, flat: np.ndarray) -> None:
         """Copy this rank's part of the whole flat array."""
-        for bucket, mine in zip(buckets(self.config), self.slices, strict=True):
+        for bucket, mine in zip(self.cut, self.slices, strict=True):
             upload(mine, flat[bucket.of(self.group.rank, self.group.size)])
 
     def host(self) -> model.Parameters:
         """Return all numbers as NumPy arrays on rank 0, and zeros on the other ranks. Every rank has to call it."""
-        rank, size, cut = self.group.rank, self.group.size, buckets(self.config)
+        rank, size, cut = self.group.rank, self.group.size, self.cut
         mine = [download(x) for x in self.slices]
         if rank:
             self.group.exchange([(0, x) for x in mine], [])
@@ -52,7 +52,7 @@ class AdamW:
     def __init__(self, shape: ModelConfig, config: TrainConfig, where: str, group: Group):
         self.config, self.step, self.loss_scale = config, 0, ()
         with memory.room_for("AdamW's state", 8 * layout(shape)[2] // group.size, where, memory.SMALLER):
-            self.m, self.v = (Owned.zeros(shape, group, where) for _ in range(2))
+            self.m, self.v = (Owned.zeros(shape, group, buckets(shape, config.optimizer), where) for _ in range(2))
 
     @classmethod
     def of(cls, host: optim.AdamW, shape: ModelConfig, where: str, group: Group) -> "AdamW":
@@ -67,11 +67,12 @@ class GPT(gpt.GPT):
     """Run `engine.GPT` on each of several GPUs.
 
     Every rank has full copies: matrices in 16 bits (or float32), embedding and gains in float32. With 16 bits, the
-    float32 matrices that AdamW updates are stored only on their owners; `params.host()` collects them.
+    float32 matrices that the optimiser updates are stored only on their owners; `params.host()` collects them.
+    optimizer: "adamw" or "muon", which decides the owners.
     """
 
-    def __init__(self, config: ModelConfig, params: Mapping, group: Group, **options: Any):
-        self.group = group
+    def __init__(self, config: ModelConfig, params: Mapping, group: Group, optimizer: str = "adamw", **options: Any):
+        self.group, self.optimizer, self.cut = group, optimizer, buckets(config, optimizer)
         super().__init__(config, params, **options)
 
     def _bytes_of_weights(self):
@@ -81,7 +82,7 @@ class GPT(gpt.GPT):
     def _take_memory(self):
         config, xp = self.config, cuda.array_module(self.program.where)
         starts, *_ = layout(config)
-        rank, size, cut = self.group.rank, self.group.size, buckets(config)
+        rank, size, cut = self.group.rank, self.group.size, self.cut
         types = [np.dtype(np.float32) if b.full else self.half for b in cut]
         self.read = [xp.zeros(b.stop - b.start, kind) for b, kind in zip(cut, types, strict=True)]
         self.weights, owned = {}, []
@@ -92,7 +93,7 @@ class GPT(gpt.GPT):
         for bucket, whole in zip(cut, self.read, strict=True):
             mine = whole[bucket.inside(rank, size)]
             owned += [mine if mine.dtype == np.float32 else xp.zeros(mine.size, np.float32)]
-        self.params, self.copy = Owned(config, self.group, owned), None
+        self.params, self.copy = Owned(config, self.group, cut, owned), None
         self.arriving = {}  # by bucket: an event that completes when all of it has arrived
 
     def wait_for_weights(self, number: int | None = None) -> None:
@@ -112,7 +113,7 @@ class GPT(gpt.GPT):
     def fill(self, host: Mapping) -> None:
         """Set the parameters to the numbers of NumPy arrays with the same names."""
         flat = flat_of(self.config, host)
-        for bucket, whole in zip(buckets(self.config), self.read, strict=True):
+        for bucket, whole in zip(self.cut, self.read, strict=True):
             numbers = flat[bucket.start : bucket.stop]
             upload(whole, to_bfloat16(numbers) if whole.dtype == np.uint16 else numbers)
         self.params.fill(flat)

@@ -3,7 +3,7 @@
 A step's batch consists of S shards. Each GPU computes the gradients of its shards one after another and adds them in a
 binary tree. While the backward pass of its last shard still runs, completed slices of the gradient are sent to their
 owners, which add the sums of all GPUs in the upper part of the same tree. Then the gradient's norm is computed, each
-owner updates its parameters with AdamW, and the updated weights are sent to all GPUs.
+owner updates its parameters with AdamW or Muon, and the updated weights are sent to all GPUs.
 """
 
 import math
@@ -16,11 +16,21 @@ from nanoeuler_lib import __version__, cuda
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.cuda.blas import Product, on_card
 from nanoeuler_lib.engine import program, step
-from nanoeuler_lib.engine.data_parallel.cut import PARTS, buckets, expect_shards, tree
+from nanoeuler_lib.engine.data_parallel.cut import PARTS, WholeMatrices, expect_shards, tree
 from nanoeuler_lib.engine.data_parallel.gpt import GPT, AdamW, Owned
-from nanoeuler_lib.engine.memory import ALIGN, Parameters, bytes_needed, download, free_bytes, layout
+from nanoeuler_lib.engine.memory import (
+    ALIGN,
+    Parameters,
+    bytes_needed,
+    download,
+    free_bytes,
+    layout,
+    muon_bytes,
+    muon_groups,
+    muon_work,
+)
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.model import backward, forward
+from nanoeuler_lib.model import backward, forward, optim
 
 BLOCKS, THREADS = 32, 512  # most blocks, and threads per block, that square one share of a bucket
 
@@ -42,11 +52,22 @@ class Step(step.Step):
         workers: int | None = None,
     ):
         self._begin(owner, optimizer, config, rows, config.batch)
-        self.group, self.cut = owner.group, buckets(owner.config)
+        self.group, self.cut = owner.group, owner.cut
         expect_shards(config, self.group.size)
+        if owner.optimizer != config.optimizer:
+            raise NanoEulerError(
+                f"the model's optimizer must be {config.optimizer}, as in the settings, got {owner.optimizer}"
+            )
         self.local = config.accumulate // self.group.size
         where, rank, size = owner.program.where, self.group.rank, self.group.size
+        # Muon multiplies matrices of the same piece together. Pieces must not depend on the number of GPUs, because
+        # cuBLASLt chooses its algorithm, and thereby the order of the sums, by the number of matrices
+        own = range(rank * PARTS // size, (rank + 1) * PARTS // size)
+        pieces = [(k, b.share(i, i + 1)) for k, b in enumerate(self.cut) if isinstance(b, WholeMatrices) for i in own]
+        self.pieces = [(k, piece) for k, piece in pieces if piece.start < piece.stop]
+        self.matrices = [muon_groups(owner.config, piece) for _, piece in self.pieces]
         self._expect_room()
+        self.works = muon_work(self.matrices, owner.precision, where)
         owner.plan(self.micro, owner.config.context)  # the largest plan first: all others fit into its memory
         xp, K = cuda.array_module(where), owner.config.predict
         self.levels = [Parameters(owner.config, where) for _ in range(self.local.bit_length())]
@@ -55,6 +76,8 @@ class Step(step.Step):
         # the grid must not depend on the number of GPUs, because it decides the order of the sums
         longest = max(b.units for b in self.cut) * ALIGN // PARTS
         self.blocks = min(BLOCKS, -(-longest // (4 * THREADS)))
+        cuts = [[b.share(i, i).start // ALIGN for i in range(PARTS + 1)] for b in self.cut]
+        self.cuts = xp.asarray(cuts, np.int32)
         self.sums = xp.zeros((PARTS, len(self.cut), self.blocks), np.float32)
         self.losses = xp.zeros((config.accumulate, K), np.float32)
         self.hashes = xp.zeros((len(self.cut), 8 * self.blocks), np.uint64)
@@ -74,11 +97,12 @@ class Step(step.Step):
         m, size = self.model, self.group.size
         count = sum(b.stop - b.start for b in self.cut)
         read = sum(x.nbytes for x in m.read)
-        owned = 4 * count // size * (2 if m.half == np.float32 else 3)
-        inbox = 4 * (size - 1) * max(b.stop - b.start for b in self.cut) // size
+        lengths = [[len(range(count)[b.of(rank, size)]) for b in self.cut] for rank in range(size)]
+        owned = 4 * max(map(sum, lengths)) * (2 if m.half == np.float32 else 3)
+        inbox = 4 * (size - 1) * max(map(max, lengths))
         states = read + owned + 4 * count * self.local.bit_length() + inbox
         sizes = m.config, self.micro, m.config.context, m.precision, m.keep_x
-        return {"states": states, "buffers": bytes_needed(*sizes)["buffers"]}
+        return {"states": states, "buffers": bytes_needed(*sizes)["buffers"] + muon_bytes(self.matrices, m.precision)}
 
     def _expect_room(self):
         need, free, m, o = self._needs(), free_bytes(self.model.program.where), self.model, self.optimizer
@@ -91,15 +115,22 @@ class Step(step.Step):
             )
 
     def bits(self) -> dict:
-        """Return the versions, GPU and product algorithms that, besides the settings, decide a run's exact results."""
+        """Return the versions, GPU and product algorithms that, besides the settings, decide a run's exact results.
+
+        Every rank has to call it.
+        """
         m = self.model
-        on, lists = m.program.on, self._shard_lists(m.plan(self.micro, m.config.context), 0)
-        products = [entry.launch for piece, *_ in lists for entry in piece if isinstance(entry.launch, Product)]
+        on, plan = m.program.on, m.plan(self.micro, m.config.context)
+        lists = *(piece for piece, *_ in self._shard_lists(plan, 0)), self._update_list(plan)
+        launches = [entry.launch for one in lists for entry in one if isinstance(entry.launch, Product)]
+        products = {str(one): one.algorithm for one in launches}
+        for others in self.group.all_gather(products):  # with Muon, each GPU multiplies other matrices
+            products = others | products
         found = {"library": __version__, "multiprocessors": on.processors, "capability": on.capability}
         if m.program.where == "gpu":
             lt = on_card(self.losses.device.id)
             found |= {"card": lt.card, "cublaslt": lt.version}
-        return found | {"products": dict(sorted({str(one): one.algorithm for one in products}.items()))}
+        return found | {"products": dict(sorted(products.items()))}
 
     # ---- the lists of launches -------------------------------------------------------------------------------
 
@@ -145,15 +176,15 @@ class Step(step.Step):
 
     def _sum_list(self, plan, number):
         """Return the launch that sums a bucket's slices on their owner, once all of them have arrived."""
-        bucket, (rank, size) = self.cut[number], (self.group.rank, self.group.size)
-        own, each = self.levels[0].flat[bucket.of(rank, size)], PARTS // size
+        rank, size = self.group.rank, self.group.size
+        own, each = self.levels[0].flat[self.cut[number].of(rank, size)], PARTS // size
 
         def record():
             p = plan.program
             file = p._file("many.cu", tuple(f"sum_slices<{count}>" for count in (1, 2, 4, PARTS)))
             others = self.inbox[: (size - 1) * own.size] if size > 1 else own
-            numbers = own.size, rank, bucket.units, rank * each, number, len(self.cut)
-            arguments, moved = (own, others, self.sums, *numbers), (size + 1) * own.nbytes
+            numbers = own.size, rank, rank * each, number, len(self.cut)
+            arguments, moved = (own, others, self.sums, self.cuts[number], *numbers), (size + 1) * own.nbytes
             p._launch("sum_slices", file, f"sum_slices<{size}>", (self.blocks, each), THREADS, arguments, moved)
 
         return plan.list(("sum", number, self.key), record)
@@ -171,12 +202,19 @@ class Step(step.Step):
             p.refuse(self.factor, self.losses.reshape(-1))
             for k, b in enumerate(self.cut):
                 grads, part = self.levels[0].flat[b.of(rank, size)], m.read[k][b.inside(rank, size)]
-                if not grads.size:
+                if not grads.size or isinstance(b, WholeMatrices):
                     continue
                 copy = None if part.dtype == np.float32 else part
                 decayed = grads.size if b.start < gains else 0
                 arrays = m.params.slices[k], grads, o.m.slices[k], o.v.slices[k], copy
                 p.adamw(*arrays, self.factor, self.numbers, decayed, c)
+            for (k, piece), work in zip(self.pieces, self.works, strict=True):
+                b, mine = self.cut[k], self.cut[k].of(rank, size)
+                own = slice(piece.start - mine.start, piece.stop - mine.start)
+                copy = m.read[k][piece.start - b.start : piece.stop - b.start]
+                arrays = m.params.slices[k][own], self.levels[0].flat[piece], o.m.slices[k][own]
+                copy = None if copy.dtype == np.float32 else copy
+                p.muon(*arrays, copy, self.factor, self.numbers, optim.MUON_BETA, c.decay, work)
 
         return plan.list(("update", self.key), record)
 
@@ -299,7 +337,7 @@ class Step(step.Step):
     def whole_gradient(self):
         """Return the gradient of the last step, before clipping, on rank 0; zeros elsewhere. All ranks must call it."""
         parts = [self.levels[0].flat[b.of(self.group.rank, self.group.size)] for b in self.cut]
-        return self._unscaled(Owned(self.model.config, self.group, parts))
+        return self._unscaled(Owned(self.model.config, self.group, self.cut, parts))
 
     def hash(self) -> str:
         """Return a hash of all float32 weights; call it on all ranks. Raises NanoEulerError if their copies differ."""
