@@ -6,9 +6,10 @@
     python -m benchmarks.gpu_attention_backward --counters counters_4096.csv     # adds them to the stored file
 
 Needs a CUDA device and PyTorch. First every launch is compared with float64 on two texts, with its outputs filled with
-NaN before. If "ours" use wgmma, "ours, mma.sync" are the kernels for other GPUs. PyTorch gets k and v expanded to all
-heads beforehand, in the layout [B, T, H, C], where it is fastest; its sums over the heads of a group are not timed.
-Times are medians over rounds. Rates count the causal half, and the backward pass as 2.5 forward passes.
+NaN before. If "ours" use wgmma, "ours, mma.sync" are the kernels for other GPUs. "ours, plain" are the float32 kernels
+for GPUs below 8.0, without tensor cores. PyTorch gets k and v expanded to all heads beforehand, in the layout [B, T, H,
+C], where it is fastest; its sums over the heads of a group are not timed. Times are medians over rounds. Rates count
+the causal half, and the backward pass as 2.5 forward passes.
 """
 
 import argparse
@@ -28,12 +29,13 @@ from nanoeuler_lib.engine import flash, flash_backward
 from tools.notebooks.results import FOLDER, save
 
 # B, H, G, T, C
-CASES = [
+BFLOAT16 = [
     (64, 12, 12, 512, 64), (64, 12, 4, 512, 64), (32, 12, 12, 1024, 64), (32, 12, 4, 1024, 64), (8, 12, 12, 4096, 64),
     (8, 12, 4, 4096, 64), (64, 12, 12, 512, 32), (64, 6, 6, 512, 128), (8, 6, 6, 4096, 128), (512, 12, 12, 64, 64),
 ]  # fmt: skip
 TF32 = [(32, 12, 12, 512, 64), (32, 12, 12, 512, 32), (32, 6, 6, 512, 128)]
-TOLERANCE = {torch.bfloat16: 6e-3, torch.float32: 2e-3}  # relative to the whole gradient, against float64
+WORKS = [(case, kind) for kind, cases in (("bfloat16", BFLOAT16), ("tf32", TF32), ("float32", TF32)) for case in cases]
+TOLERANCE = {"bfloat16": 6e-3, "tf32": 2e-3, "float32": 2e-6}  # relative to the whole gradient, against float64
 
 
 def array(tensor):
@@ -51,8 +53,9 @@ def array(tensor):
 class Case:
     """Hold random inputs of one shape and the functions that compute their gradients."""
 
-    def __init__(self, B, H, G, T, C, dtype):
-        self.sizes, self.dtype, self.scale = (B, H, G, T, C), dtype, 1 / math.sqrt(C)
+    def __init__(self, B, H, G, T, C, kind):
+        self.sizes, self.kind, self.scale = (B, H, G, T, C), kind, 1 / math.sqrt(C)
+        dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
         draw = lambda *shape: torch.randn(*shape, device="cuda").to(dtype)
         self.qkv, self.dout = draw(B, T, (H + 2 * G) * C), draw(B, T, H * C)
         self.dqkv = torch.empty_like(self.qkv)
@@ -78,16 +81,13 @@ class Case:
             G,
             self.scale,
             work=array(self.work) if atomic else None,
-            tf32=self.dtype == torch.float32,
+            tf32=self.kind == "tf32",
             on=on,
         )
         return lambda: flash.run(launches)
 
     def all_ours(self):
-        ways = {"ours": self.ours(), "ours, atomic": self.ours(True)}
-        if on := without_wgmma(self.sizes, self.dtype):
-            ways["ours, mma.sync"] = self.ours(on=on)
-        return ways
+        return {name: self.ours(*way) for name, way in ways_of(self.sizes, self.kind).items()}
 
     def torchs(self, backend, deterministic=False):
         B, H, G, T, C = self.sizes
@@ -125,14 +125,19 @@ class Case:
             for got, want in zip(self.dqkv[b].double().split([H * C, G * C, G * C], -1), wanted):
                 want = want.transpose(0, 1).reshape(T, -1)
                 errors.append(((got - want).norm() / want.norm()).item())
-        assert max(errors) <= TOLERANCE[self.dtype], errors
+        assert max(errors) <= TOLERANCE[self.kind], errors
         return max(errors)
 
 
-def without_wgmma(sizes, dtype):
-    """Return the GPU's properties without wgmma if our kernels use wgmma for this case, otherwise None."""
-    used = flash.card().capability == 90 and dtype == torch.bfloat16 and sizes[-1] in flash_backward.HOPPER
-    return replace(flash.card(), capability=80) if used else None
+def ways_of(sizes, kind):
+    """Return {way: (whether dq is added up by atomics, the GPU whose kernels to use)} of our kernels."""
+    older = lambda capability: (False, replace(flash.card(), capability=capability))
+    if kind == "float32":
+        return {"ours": (False, None), "ours, plain": older(75)}
+    ways = {"ours": (False, None), "ours, atomic": (True, None)}
+    if flash.card().capability == 90 and kind == "bfloat16" and sizes[-1] in flash_backward.HOPPER:
+        ways["ours, mma.sync"] = older(80)
+    return ways
 
 
 def compile_all(works):
@@ -140,8 +145,8 @@ def compile_all(works):
     import cupy
 
     def bind(work):
-        (_, H, G, T, C), dtype, atomic, on = work
-        new = lambda *shape: cupy.empty(shape, np.uint16 if dtype == torch.bfloat16 else np.float32)
+        (_, H, G, T, C), kind, atomic, on = work
+        new = lambda *shape: cupy.empty(shape, np.uint16 if kind == "bfloat16" else np.float32)
         single = lambda *shape: cupy.empty(shape, np.float32)
         row = (H + 2 * G) * C
         arrays = (
@@ -153,7 +158,7 @@ def compile_all(works):
             new(1, T, row),
         )
         room = single(1, H, T, C) if atomic else None
-        flash_backward.backward(*arrays, H, G, 1.0, work=room, tf32=dtype == torch.float32, on=on)
+        flash_backward.backward(*arrays, H, G, 1.0, work=room, tf32=kind == "tf32", on=on)
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(bind, works))
@@ -169,12 +174,12 @@ def milliseconds(run, repeats=4):
     return start.elapsed_time(end) / repeats
 
 
-def measure(sizes, dtype, rounds):
+def measure(sizes, kind, rounds):
     """Return a row for each implementation; the implementations are timed alternately."""
-    case = Case(*sizes, dtype)
+    case = Case(*sizes, kind)
     ways = case.all_ours()
     errors = {name: case.error(run) for name, run in ways.items()}
-    if dtype == torch.bfloat16:
+    if kind == "bfloat16":
         ways["flash"] = case.torchs(SDPBackend.FLASH_ATTENTION)
         ways["flash, deterministic"] = case.torchs(SDPBackend.FLASH_ATTENTION, True)
         ways["cuDNN"] = case.torchs(SDPBackend.CUDNN_ATTENTION)
@@ -188,7 +193,7 @@ def measure(sizes, dtype, rounds):
             times[name].append(milliseconds(run))
     medians = {name: statistics.median(taken) for name, taken in times.items()}
     peer = medians.get("flash") or medians["efficient"]
-    names = dict(zip("BHGTC", sizes)) | {"numbers": str(dtype).removeprefix("torch.")}
+    names = dict(zip("BHGTC", sizes)) | {"numbers": kind}
     return [
         names | {
             "way": name, "milliseconds": round(took, 4), "teraflops": round(case.flops / took / 1e9, 1),
@@ -216,7 +221,7 @@ def once(T: int) -> None:
     """Run each implementation once between the profiler's start and stop."""
     import cupy
 
-    case = Case(8 * 4096 // T, 12, 12, T, 64, torch.bfloat16)
+    case = Case(8 * 4096 // T, 12, 12, T, 64, "bfloat16")
     ways = (
         *case.all_ours().values(),
         *map(case.torchs, (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)),
@@ -293,11 +298,9 @@ def main():
         return take_counters(options.counters, options.out)
     gpu, rows = torch.cuda.get_device_name(), []
     print(f"{gpu}, PyTorch {torch.__version__}")
-    works = [(sizes, torch.bfloat16) for sizes in CASES] + [(sizes, torch.float32) for sizes in TF32]
-    ways = lambda work: ((False, None), (True, None), (False, without_wgmma(*work)))
-    compile_all({(*work, *way) for work in works for way in ways(work)})
-    for sizes, dtype in works:
-        for row in measure(sizes, dtype, options.rounds):
+    compile_all({(sizes, kind, *way) for sizes, kind in WORKS for way in ways_of(sizes, kind).values()})
+    for sizes, kind in WORKS:
+        for row in measure(sizes, kind, options.rounds):
             rows.append(row)
             error = f"error {row['error']:.1e}" if row["error"] else ""
             rate = f"{row['milliseconds']:8.4f} ms {row['teraflops']:6.0f} TFLOP/s {row['against_peer']:6.2f}x"

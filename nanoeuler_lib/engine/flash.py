@@ -94,13 +94,14 @@ class Tile:
         """The instruction that multiplies: "wgmma", "mma.sync", or "float32" without tensor cores."""
         if self.kernel.startswith("attention_forward_hopper"):
             return "wgmma"
-        return "mma.sync" if ", true, " in self.kernel else "float32"
+        return "float32" if ", PLAIN, " in self.kernel else "mma.sync"
 
 
-def _tile(number: str, cores: bool, width: int, keys: int, warps: int, bands: int, blocks: int) -> Tile:
-    arguments = f"{number}, {str(cores).lower()}, {width}, {keys}, {warps}, {bands}, {blocks}"
+def _tile(number: str, how: str, width: int, keys: int, warps: int, bands: int, blocks: int) -> Tile:
+    arguments = f"{number}, {how}, {width}, {keys}, {warps}, {bands}, {blocks}"
     rows = 16 * bands * warps
-    shared = max(4 * keys, 2 * keys + rows) * width * (4 if number == "float" else 2)
+    at_once = 4 * keys + rows if how == "SPLIT" else max(4 * keys, 2 * keys + rows)  # rows of q, k and v
+    shared = at_once * width * (4 if number == "float" else 2)
     return Tile(f"attention_forward<{arguments}>", rows, keys, warps, shared)
 
 
@@ -124,25 +125,42 @@ TF32 = {
     64: ((32, 4, 1, 4), (32, 4, 2, 2), 256),
     128: ((16, 4, 1, 1), (32, 8, 1, 1), 128),
 }
+SPLIT = {
+    32: ((32, 4, 1, 3), (32, 4, 1, 3), 0),
+    64: ((16, 4, 2, 2), (16, 4, 2, 2), 0),
+    128: ((16, 2, 1, 2), (16, 4, 1, 2), 0),
+}
 PLAIN = {32: ((32, 4, 1, 2),) * 2 + (0,), 64: ((32, 4, 1, 2),) * 2 + (0,), 128: ((16, 4, 1, 1),) * 2 + (0,)}
 # For each head width: keys of a tile, warpgroups that multiply, stages. (Chosen on an H200.)
 HOPPER = {64: (64, 4, 6), 128: (128, 2, 2)}
 
 
+def mode(number: str, on: Card, tf32: bool) -> str:
+    """Return how the kernels multiply: "CORES", "SPLIT" or "PLAIN", which attention.cuh explains.
+
+    number: C++ type; tf32: round float32 to TF32. Otherwise float32 keeps its precision: tensor cores multiply it by
+    three products of TF32 from compute capability 8.0 on, and older GPUs multiply it without tensor cores. Raises
+    NanoEulerError if the GPU has no tensor-core instructions for this type.
+    """
+    if number == "float" and not tf32:
+        return "SPLIT" if on.has_mma else "PLAIN"
+    on.expect_cores(number)
+    return "CORES"
+
+
 def tile(number: str, width: int, time: int, on: Card, tf32: bool = False) -> Tile:
     """Return the tile for texts of `time` positions.
 
-    number: C++ type, a value of NUMBERS; width: of a head; tf32: multiply float32 on tensor cores, rounded to TF32.
-    Raises NanoEulerError if the GPU has no tensor-core instructions for this type.
+    number: C++ type, a value of NUMBERS; width: of a head; tf32: as for `mode`. Raises NanoEulerError if the GPU has no
+    tensor-core instructions for this type.
     """
-    cores = number != "float" or tf32
-    if cores:
-        on.expect_cores(number)
+    how = mode(number, on, tf32)
     if number != "float" and on.capability == 90 and width in HOPPER:
         return _hopper_tile(number, width, *HOPPER[width])
-    few, many, long = (SIXTEEN_BITS if number != "float" else TF32 if tf32 else PLAIN)[width]
-    large = _tile(number, cores, width, *many)
-    return large if time > long and large.bytes <= on.shared else _tile(number, cores, width, *few)
+    of_float = {"CORES": TF32, "SPLIT": SPLIT, "PLAIN": PLAIN}
+    few, many, long = (of_float[how] if number == "float" else SIXTEEN_BITS)[width]
+    large = _tile(number, how, width, *many)
+    return large if time > long and large.bytes <= on.shared else _tile(number, how, width, *few)
 
 
 @functools.cache
@@ -166,9 +184,9 @@ def forward(
 ) -> list[cuda.Launch]:
     """Return the launches that compute `out` and `lse` from `qkv`, bound to these arrays (shapes: see the module).
 
-    scale: factor of the scores, 1 / sqrt(C), or 1 if the queries already contain it; tf32: multiply float32 on tensor
-    cores, rounded to TF32; where, checked: as for cuda.module; on: the GPU to choose the tile for, by default the
-    present one. Raises NanoEulerError for arrays that do not fit each other or the kernels.
+    scale: factor of the scores, 1 / sqrt(C), or 1 if the queries already contain it; tf32: round float32 to TF32, which
+    takes one product instead of three (see `mode`); where, checked: as for cuda.module; on: the GPU to choose the tile
+    for, by default the present one. Raises NanoEulerError for arrays that do not fit each other or the kernels.
     """
     where, on = where or cuda.device(), on or card(where)
     number, batch, time, width = _checked_shapes(out, lse, qkv, heads, groups)

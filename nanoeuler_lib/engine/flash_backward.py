@@ -15,7 +15,7 @@ import numpy as np
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.cuda.tensor_map import tensor_map
-from nanoeuler_lib.engine.flash import Card, _address, _checked_shapes, card, side_by_side
+from nanoeuler_lib.engine.flash import Card, _address, _checked_shapes, card, mode, side_by_side
 from nanoeuler_lib.errors import NanoEulerError
 
 HEADS_TOGETHER, GROUPS_TOGETHER = 32, 64  # heads or groups whose blocks run at the same time, longest blocks first
@@ -56,6 +56,16 @@ TILES = {
     256: [(200, *[Tile(64, 64, 4)] * 2), (132, SMALL, SMALL), (48, *[Tile(32, 16, 2)] * 2)],
     512: [(99, Tile(64, 16, 4), Tile(64, 16, 4, hold=0)), (64, Tile(16, 16, 1), Tile(16, 16, 1, hold=0))],
 }
+FLOAT = {  # the same for float32 that is not rounded to TF32: without room to hold a matrix in registers
+    128: [(132, *[Tile(128, 64, 4, 2, 0)] * 2), (48, *[Tile(64, 32, 4, 1, 0)] * 2)],
+    256: [
+        (200, *[Tile(64, 64, 4, 2, 0)] * 2),
+        (132, *[Tile(64, 32, 4, 2, 0)] * 2),
+        (99, *[Tile(64, 16, 4, 2, 0)] * 2),
+        (48, *[Tile(32, 16, 2, 2, 0)] * 2),
+    ],
+    512: [(99, *[Tile(64, 16, 4, 2, 0)] * 2), (64, *[Tile(16, 16, 1, 1, 0)] * 2)],
+}
 
 
 @dataclass(frozen=True)
@@ -82,16 +92,15 @@ HOPPER = {
 }
 
 
-def tiles(size: int, width: int, time: int, shared: int, cores: bool = True) -> tuple[Tile, Tile]:
+def tiles(size: int, width: int, time: int, shared: int, how: str = "CORES") -> tuple[Tile, Tile]:
     """Return the tiles of the queries' kernel and of the keys' kernel for texts of `time` positions.
 
-    size: bytes per number; width: of a head; shared: bytes of shared memory that a block may have; cores: whether the
-    products run on tensor cores (without them they take more registers, so no matrix is held there). Raises
-    NanoEulerError if no tile fits.
+    size: bytes per number; width: of a head; shared: bytes of shared memory that a block may have; how: how the kernels
+    multiply, see `flash.mode`. Raises NanoEulerError if no tile fits.
     """
-    for least, *pair in TILES[size * width]:
+    for least, *pair in (TILES if how == "CORES" else FLOAT)[size * width]:
         if shared >= least << 10 and (time > SHORT or pair[0].rows <= SHORT):
-            return tuple(tile if cores else replace(tile, hold=0) for tile in pair)
+            return tuple(pair)
     raise NanoEulerError(f"heads of {width} numbers need {least} KB of shared memory, got {shared} bytes")
 
 
@@ -124,9 +133,7 @@ def backward(
     where, on = where or cuda.device(), on or card(where)
     number, B, T, C = _checked_shapes(out, lse, qkv, heads, groups)
     _check_arrays(dqkv, delta, dout, lse, qkv, out, tables, work, C)
-    cores = number != "float" or tf32
-    if cores:
-        on.expect_cores(number)
+    how = mode(number, on, tf32)
     size, turn = qkv.dtype.itemsize, tables is not None
     cosine, sine = tables if turn else (lse, lse)  # without tables, any arrays do: the kernels do not read them
     shape, options = (T, heads, groups, float(scale)), {"seconds": 60.0}
@@ -143,12 +150,12 @@ def backward(
                 names, HOPPER[C], arrays, (B * heads, B * groups), (HEADS_TOGETHER, GROUPS_TOGETHER), strict=True
             )
         ]  # fmt: skip
-    of_queries, of_keys = tiles(size, C, T, on.shared, cores)
+    of_queries, of_keys = tiles(size, C, T, on.shared, how)
     if work is not None:  # dS needs shared memory as well
         of_keys = replace(of_keys, step=min(of_keys.step, 64), hold=0)
     if work is not None and size * of_keys.step < 64:
         raise NanoEulerError(f"`work` with heads of {C} numbers needs 80 KB of shared memory, got {on.shared} bytes")
-    names = _names(number, cores, C, of_queries, of_keys, turn, work is not None)
+    names = _names(number, how, C, of_queries, of_keys, turn, work is not None)
     kernels = _module(names, where, checked)
     keys = kernels[names[1]].bind(
         side_by_side(B * groups, -(-T // of_keys.rows), GROUPS_TOGETHER), 32 * of_keys.warps,
@@ -176,14 +183,14 @@ def _hopper_names(number: str, C: int, turn: bool):
     )
 
 
-def _names(number: str, cores: bool, C: int, of_queries: Tile, of_keys: Tile, turn: bool, atomic: bool):
+def _names(number: str, how: str, C: int, of_queries: Tile, of_keys: Tile, turn: bool, atomic: bool):
     def name(kernel, *arguments):
         written = (str(a).lower() if isinstance(a, bool) else str(a) for a in arguments)
         return f"attention_backward_{kernel}<{', '.join(written)}>"
 
     def tiled(kernel, tile, *flags):
         hold = tile.hold if kernel == "keys" else tile.hold > 0
-        return name(kernel, number, cores, C, tile.rows, tile.step, tile.warps, tile.blocks, hold, *flags)
+        return name(kernel, number, how, C, tile.rows, tile.step, tile.warps, tile.blocks, hold, *flags)
 
     keys = tiled("keys", of_keys, turn, atomic)
     if atomic:

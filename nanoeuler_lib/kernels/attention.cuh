@@ -1,12 +1,16 @@
 // attention.cuh: common parts of FlashAttention's kernels: tiles in shared memory, mma fragments, powers of two.
 // Chapters 27 and 28. Include fours.cuh before it.
 //
-// Number: __nv_bfloat16, __half or float. CORES: use tensor cores, float as TF32; without CORES, float runs on any GPU.
+// Number: __nv_bfloat16, __half or float. MODE: how to multiply. CORES: on tensor cores, float rounded to TF32. SPLIT:
+// float on tensor cores in float's precision, by three products of TF32. PLAIN: float without tensor cores, on any GPU.
 // A tile is ROWS rows of C numbers. A row is divided into pieces of 16 bytes. Piece p of row r is stored at the place
 // of piece p ^ (r % 8), so that the pieces p of eight rows, which ldmatrix reads together, are in 32 different banks.
 // (If a row has only four pieces, two rows fill the banks, and the place is p ^ (r / 2 % 4).)
 #pragma once
 #include <nanoeuler.cuh>
+
+enum Mode { PLAIN, CORES, SPLIT };
+template <class Number, Mode MODE> constexpr bool ROUNDED = MODE == CORES && sizeof(Number) == 4;  // round to TF32
 
 template <class Number, int C> constexpr int PIECES = C * (int)sizeof(Number) / 16;  // pieces per row
 template <class Number> constexpr int PER_PIECE = 16 / (int)sizeof(Number);          // numbers per piece
@@ -84,28 +88,50 @@ static __device__ __noinline__ float4 multiply_plain(float4 d, uint4 a, uint2 b)
   return d;
 }
 
+// Write each of N floats as the sum of two TF32s, `high` and `low`. (low may have one bit too many, the float's last.
+// mma ignores it.)
+template <int N> __device__ __forceinline__ void split(unsigned* high, unsigned* low, const unsigned* x) {
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    high[i] = (x[i] + 0x1000) & 0xffffe000;
+    low[i] = __float_as_uint(__uint_as_float(x[i]) - __uint_as_float(high[i]));
+  }
+}
+
 // d += a b.
-template <class Number, bool CORES>
+template <class Number, Mode MODE>
 __device__ __forceinline__ void multiply(float* d, const unsigned* a, const unsigned* b) {
-  if constexpr (!CORES) {
+  if constexpr (MODE == PLAIN) {
     float4 sum = make_float4(d[0], d[1], d[2], d[3]);
     sum = multiply_plain(sum, make_uint4(a[0], a[1], a[2], a[3]), make_uint2(b[0], b[1]));
     d[0] = sum.x, d[1] = sum.y, d[2] = sum.z, d[3] = sum.w;
   } else if constexpr (sizeof(Number) == 2) {
     mma<Number>(d, a, b);
+  } else if constexpr (MODE == SPLIT) {
+    unsigned a_high[4], a_low[4], b_high[2], b_low[2];
+    split<4>(a_high, a_low, a);
+    split<2>(b_high, b_low, b);
+    // The sum starts at 0, not at d: tensor cores seem to truncate (chapter 26), so the error of a long sum would grow.
+    // The product of the low parts is missing: it is at most 2^-22 of the whole.
+    float sum[4] = {};
+    mma<tf32>(sum, a_low, b_high);
+    mma<tf32>(sum, a_high, b_low);
+    mma<tf32>(sum, a_high, b_high);
+#pragma unroll
+    for (int i = 0; i < 4; i++) d[i] += sum[i];
   } else {
     mma<tf32>(d, a, b);
   }
 }
 
-// Load rows `row` to row + 15 of a tile as fragments: a[step] has two pieces of each row. Float is rounded to TF32.
-template <class Number, bool CORES, int C>
+// Load rows `row` to row + 15 of a tile as fragments: a[step] has two pieces of each row. ROUNDED: to TF32.
+template <class Number, Mode MODE, int C>
 __device__ __forceinline__ void load_rows(unsigned (*a)[4], const Number* tile, int row) {
   int lane = lane_of();
 #pragma unroll
   for (int step = 0; step < STEPS<Number, C>; step++) {
     ldmatrix<4>(a[step], tile + place<Number, C>(lane % 16, 2 * step + lane / 16) + row * C);
-    if constexpr (CORES && sizeof(Number) == 4)
+    if constexpr (ROUNDED<Number, MODE>)
 #pragma unroll
       for (int i = 0; i < 4; i++) a[step][i] = to_tf32(as_number<Number>(a[step][i]));
   }
@@ -127,7 +153,7 @@ __device__ __forceinline__ void load_transposed(unsigned* b, const Number* tile,
 //   slot t of eight rows is row 2 t, slot t + 4 is row 2 t + 1, so the sums form a fragment a without being moved;
 //   slot n of sum[4 i], ..., sum[4 i + 3] is columns 32 i + 4 n, ..., 32 i + 4 n + 3, so a lane reads 16 bytes for four
 //   products, and sum[4 i][j], ..., sum[4 i + 3][j] are columns 32 i + 8 (lane % 4) + 4 (j % 2), ..., + 3.
-template <class Number, bool CORES> __device__ __forceinline__ void as_factor(unsigned (*a)[4], const float (*s)[4]) {
+template <class Number, Mode MODE> __device__ __forceinline__ void as_factor(unsigned (*a)[4], const float (*s)[4]) {
   if constexpr (sizeof(Number) == 2) {
 #pragma unroll
     for (int i = 0; i < 4; i++) a[0][i] = pack(Number(), s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
@@ -137,13 +163,13 @@ template <class Number, bool CORES> __device__ __forceinline__ void as_factor(un
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         Number x = s[n][i % 2 * 2 + i / 2];
-        if constexpr (CORES) a[n][i] = to_tf32(x);
+        if constexpr (MODE == CORES) a[n][i] = to_tf32(x);
         else a[n][i] = __float_as_uint(x);
       }
   }
 }
 
-template <class Number, bool CORES, int C, int BANDS>
+template <class Number, Mode MODE, int C, int BANDS>
 __device__ __forceinline__ void add_product(float (*sum)[C / 8][4], const unsigned (*a)[sizeof(Number) / 2][4],
                                             const Number* tile, int row) {
   int lane = lane_of();
@@ -154,8 +180,8 @@ __device__ __forceinline__ void add_product(float (*sum)[C / 8][4], const unsign
       ldmatrix_trans<4>(b, tile + place<Number, C>(lane % 16, n + lane / 16) + row * C);
 #pragma unroll
       for (int band = 0; band < BANDS; band++) {
-        multiply<Number, CORES>(sum[band][n], a[band][0], b);
-        multiply<Number, CORES>(sum[band][n + 1], a[band][0], b + 2);
+        multiply<Number, MODE>(sum[band][n], a[band][0], b);
+        multiply<Number, MODE>(sum[band][n + 1], a[band][0], b + 2);
       }
     }
   } else {
@@ -170,7 +196,7 @@ __device__ __forceinline__ void add_product(float (*sum)[C / 8][4], const unsign
 #pragma unroll
         for (int j = 0; j < 4; j++)
 #pragma unroll
-          for (int band = 0; band < BANDS; band++) multiply<Number, CORES>(sum[band][n + j], a[band][half], b[j]);
+          for (int band = 0; band < BANDS; band++) multiply<Number, MODE>(sum[band][n + j], a[band][half], b[j]);
       }
   }
 }

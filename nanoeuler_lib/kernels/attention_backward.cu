@@ -12,7 +12,7 @@
 // takes five: `delta`, then `keys`, which adds to dq in an order that varies between runs, then `finish`.) On Hopper,
 // `queries_hopper` and `keys_hopper` compute the same with wgmma, for 16-bit numbers and heads of 64 or 128 numbers.
 //
-// attention.cuh describes Number, CORES and the tiles. A block owns ROWS rows, a warp 16 BANDS = ROWS / WARPS of them.
+// attention.cuh describes Number, MODE and the tiles. A block owns ROWS rows, a warp 16 BANDS = ROWS / WARPS of them.
 // HOLD: keep them in registers, as fragments, all the time.
 #include <fours.cuh>
 #include <attention.cuh>
@@ -29,10 +29,8 @@ template <int BANDS, int WARPS> __device__ __forceinline__ void begin_bands(int*
   if (BANDS == 2) top[1] = 16 * (2 * WARPS - 1 - warp);
 }
 
-template <class Number, bool CORES> constexpr bool ROUNDED = CORES && sizeof(Number) == 4;  // round tiles to TF32
-
 // s += a b^T. a is in registers (`held`) or in the tile `own`, with bands at `top`; b: 16 rows of a tile from `row` on.
-template <class Number, bool CORES, int C, int BANDS, bool HOLD>
+template <class Number, Mode MODE, int C, int BANDS, bool HOLD>
 __device__ __forceinline__ void add_scores(float (*s)[2][4], const unsigned (*held)[STEPS<Number, C>][4],
                                            const Number* own, const int* top, const Number* tile, int row) {
   int lane = lane_of();
@@ -44,8 +42,8 @@ __device__ __forceinline__ void add_scores(float (*s)[2][4], const unsigned (*he
     for (int band = 0; band < BANDS; band++) {
       if (!HOLD) ldmatrix<4>(loaded, own + place<Number, C>(lane % 16, 2 * step + lane / 16) + top[band] * C);
       const unsigned* a = HOLD ? held[band][step] : loaded;
-      multiply<Number, CORES>(s[band][0], a, b);
-      multiply<Number, CORES>(s[band][1], a, b + 2);
+      multiply<Number, MODE>(s[band][0], a, b);
+      multiply<Number, MODE>(s[band][1], a, b + 2);
     }
   }
 }
@@ -125,7 +123,7 @@ __device__ __forceinline__ void put_band(Number* to, size_t stride, const float 
 
 // Add the contribution of 16 keys, from `row` on in their tiles, to dq of a warp's queries. MASK: some keys are in a
 // query's future; ahead: the position of the first key minus that of the block's first query.
-template <class Number, bool CORES, int C, int BANDS, bool HOLD, bool MASK>
+template <class Number, Mode MODE, int C, int BANDS, bool HOLD, bool MASK>
 __device__ __forceinline__ void queries_step(float (*dq)[C / 8][4], const unsigned (*q)[STEPS<Number, C>][4],
                                              const unsigned (*slope)[STEPS<Number, C>][4], const Number* own_q,
                                              const Number* own_slope, const int* top, const Number* k,
@@ -134,8 +132,8 @@ __device__ __forceinline__ void queries_step(float (*dq)[C / 8][4], const unsign
   int lane = lane_of();
   float s[BANDS][2][4] = {}, dp[BANDS][2][4] = {};
   unsigned ds[BANDS][sizeof(Number) / 2][4];
-  add_scores<Number, CORES, C, BANDS, HOLD>(s, q, own_q, top, k, row);
-  add_scores<Number, CORES, C, BANDS, HOLD>(dp, slope, own_slope, top, v, row);
+  add_scores<Number, MODE, C, BANDS, HOLD>(s, q, own_q, top, k, row);
+  add_scores<Number, MODE, C, BANDS, HOLD>(dp, slope, own_slope, top, v, row);
 #pragma unroll
   for (int band = 0; band < BANDS; band++) {
 #pragma unroll
@@ -146,15 +144,15 @@ __device__ __forceinline__ void queries_step(float (*dq)[C / 8][4], const unsign
         if (MASK && ahead + column_minus_row(n, i) > top[band]) p = 0;
         s[band][n][i] = p * (dp[band][n][i] - delta[band][i / 2]);
       }
-    as_factor<Number, CORES>(ds[band], s[band]);
+    as_factor<Number, MODE>(ds[band], s[band]);
   }
-  add_product<Number, CORES, C, BANDS>(dq, ds, k, row);
+  add_product<Number, MODE, C, BANDS>(dq, ds, k, row);
 }
 
 // dq and delta. A block owns ROWS queries of a head and loops over the keys up to them, STEP at a time. Launch a grid
 // of (S, ceil(T / ROWS), ceil(B H / S)) blocks, where S heads run at the same time, with 32 WARPS threads each and (2
 // ROWS + 4 STEP) C sizeof(Number) bytes of shared memory. pairs: B H.
-template <class Number, bool CORES, int C, int ROWS, int STEP, int WARPS, int BLOCKS, bool HOLD, bool TURN>
+template <class Number, Mode MODE, int C, int ROWS, int STEP, int WARPS, int BLOCKS, bool HOLD, bool TURN>
 __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 attention_backward_queries(const Number* __restrict__ qkv, const Number* __restrict__ out,
                            const Number* __restrict__ dout, const float* __restrict__ lse, float* __restrict__ delta,
@@ -195,15 +193,15 @@ attention_backward_queries(const Number* __restrict__ qkv, const Number* __restr
       if (first + row < T) outputs[i / 2][i % 2][n] = *(const Two<Number>*)(here + 8 * n);
   }
   copy_async_wait<1>();
-  if constexpr (ROUNDED<Number, CORES> && !HOLD) round_tile<C, 2 * ROWS, THREADS>(own_q);
+  if constexpr (ROUNDED<Number, MODE> && !HOLD) round_tile<C, 2 * ROWS, THREADS>(own_q);
   __syncthreads();
   unsigned q[BANDS][STEPS<Number, C>][4], slope[BANDS][STEPS<Number, C>][4];
   float dq[BANDS][C / 8][4] = {}, base[BANDS][2], mine[BANDS][2];  // base: lse to base 2; mine: delta
 #pragma unroll
   for (int band = 0; band < BANDS; band++) {
     if (HOLD) {
-      load_rows<Number, CORES, C>(q[band], own_q, top[band]);
-      load_rows<Number, CORES, C>(slope[band], own_slope, top[band]);
+      load_rows<Number, MODE, C>(q[band], own_q, top[band]);
+      load_rows<Number, MODE, C>(slope[band], own_slope, top[band]);
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -227,7 +225,7 @@ attention_backward_queries(const Number* __restrict__ qkv, const Number* __restr
   for (int step = 0; step < steps; step++) {
     const Number* tile = tiles + step % 2 * 2 * STEP * C;
     copy_async_wait<0>();
-    if constexpr (ROUNDED<Number, CORES>) round_tile<C, 2 * STEP, THREADS>((Number*)tile);
+    if constexpr (ROUNDED<Number, MODE>) round_tile<C, 2 * STEP, THREADS>((Number*)tile);
     __syncthreads();  // this step's tiles have arrived, and no thread reads the last step's any more
     fetch(step + 1);
     const Number* values = tile + STEP * C;
@@ -236,17 +234,17 @@ attention_backward_queries(const Number* __restrict__ qkv, const Number* __restr
     if (ahead + STEP - 1 <= top[0]) {
 #pragma unroll 4
       for (int row = 0; row < STEP; row += 16)
-        queries_step<Number, CORES, C, BANDS, HOLD, false>(dq, q, slope, own_q, own_slope, top, tile, values, row, 0,
-                                                           base, mine, power);
+        queries_step<Number, MODE, C, BANDS, HOLD, false>(dq, q, slope, own_q, own_slope, top, tile, values, row, 0,
+                                                          base, mine, power);
     } else {
       for (int row = 0; row < STEP && ahead + row < top[BANDS - 1] + 16; row += 16)
         if (BANDS == 2 && ahead + row >= top[0] + 16)  // these keys come after the first band's queries
-          queries_step<Number, CORES, C, 1, HOLD, true>(dq + BANDS - 1, q + BANDS - 1, slope + BANDS - 1, own_q,
-                                                        own_slope, top + BANDS - 1, tile, values, row, ahead + row,
-                                                        base + BANDS - 1, mine + BANDS - 1, power);
+          queries_step<Number, MODE, C, 1, HOLD, true>(dq + BANDS - 1, q + BANDS - 1, slope + BANDS - 1, own_q,
+                                                       own_slope, top + BANDS - 1, tile, values, row, ahead + row,
+                                                       base + BANDS - 1, mine + BANDS - 1, power);
         else
-          queries_step<Number, CORES, C, BANDS, HOLD, true>(dq, q, slope, own_q, own_slope, top, tile, values, row,
-                                                            ahead + row, base, mine, power);
+          queries_step<Number, MODE, C, BANDS, HOLD, true>(dq, q, slope, own_q, own_slope, top, tile, values, row,
+                                                           ahead + row, base, mine, power);
     }
   }
 #pragma unroll
@@ -262,7 +260,7 @@ attention_backward_queries(const Number* __restrict__ qkv, const Number* __restr
 // Add the contribution of 16 queries, from `row` on in their tiles, to dk and dv of a warp's keys. Here the keys are
 // the rows, s^T = k q^T, so that p^T and ds^T are in registers as the next products need them. MASK: some keys are in a
 // query's future; ahead: the position of the first query minus that of the block's first key. ATOMIC uses ds later.
-template <class Number, bool CORES, int C, int BANDS, int HOLD, bool MASK>
+template <class Number, Mode MODE, int C, int BANDS, int HOLD, bool MASK>
 __device__ __forceinline__ void keys_step(float (*dk)[C / 8][4], float (*dv)[C / 8][4],
                                           unsigned (*ds)[sizeof(Number) / 2][4],
                                           const unsigned (*k)[STEPS<Number, C>][4],
@@ -272,8 +270,8 @@ __device__ __forceinline__ void keys_step(float (*dk)[C / 8][4], float (*dv)[C /
   int lane = lane_of();
   float s[BANDS][2][4] = {}, dp[BANDS][2][4] = {};
   unsigned p[BANDS][sizeof(Number) / 2][4];
-  add_scores<Number, CORES, C, BANDS, (HOLD > 0)>(s, k, own_k, top, q, row);
-  add_scores<Number, CORES, C, BANDS, (HOLD > 1)>(dp, v, own_v, top, slope, row);
+  add_scores<Number, MODE, C, BANDS, (HOLD > 0)>(s, k, own_k, top, q, row);
+  add_scores<Number, MODE, C, BANDS, (HOLD > 1)>(dp, v, own_v, top, slope, row);
 #pragma unroll
   for (int n = 0; n < 2; n++) {
     float2 less = two(base + row + 8 * n + 2 * (lane % 4)), mean = two(delta + row + 8 * n + 2 * (lane % 4));
@@ -289,11 +287,11 @@ __device__ __forceinline__ void keys_step(float (*dk)[C / 8][4], float (*dv)[C /
   }
 #pragma unroll
   for (int band = 0; band < BANDS; band++) {
-    as_factor<Number, CORES>(p[band], s[band]);
-    as_factor<Number, CORES>(ds[band], dp[band]);
+    as_factor<Number, MODE>(p[band], s[band]);
+    as_factor<Number, MODE>(ds[band], dp[band]);
   }
-  add_product<Number, CORES, C, BANDS>(dv, p, slope, row);
-  add_product<Number, CORES, C, BANDS>(dk, ds, q, row);
+  add_product<Number, MODE, C, BANDS>(dv, p, slope, row);
+  add_product<Number, MODE, C, BANDS>(dk, ds, q, row);
 }
 
 // put_part stores 16 x 16 numbers, as as_factor leaves them, at (`row`, `column`) of a tile with WIDTH columns;
@@ -336,7 +334,7 @@ __device__ __forceinline__ void add_two(float* x, float a, float b) {
 
 // dq += ds k for the queries of a step and the block's keys, by atomics. ds^T: [ROWS, STEP] in shared memory; dq:
 // [STEP, C] in global memory, of which `given` rows exist; ahead: position of the first query minus the first key's.
-template <class Number, bool CORES, int C, int ROWS, int STEP, int WARPS>
+template <class Number, Mode MODE, int C, int ROWS, int STEP, int WARPS>
 __device__ __forceinline__ void add_queries(float* dq, const Number* ds, const Number* k, int ahead, int given) {
   int lane = lane_of();
   for (int row = threadIdx.x / 32 * 16; row < STEP; row += 16 * WARPS) {
@@ -344,7 +342,7 @@ __device__ __forceinline__ void add_queries(float* dq, const Number* ds, const N
     for (int key = 0; key < ROWS && key <= ahead + row + 15; key += 16) {
       unsigned a[1][sizeof(Number) / 2][4];
       load_part<Number, STEP>(a[0], ds, key, row);
-      add_product<Number, CORES, C, 1>(sum, a, k, key);
+      add_product<Number, MODE, C, 1>(sum, a, k, key);
     }
 #pragma unroll
     for (int n = 0; n < C / 8; n++)
@@ -368,7 +366,7 @@ __device__ __forceinline__ void add_queries(float* dq, const Number* ds, const N
 // none. dq: [B, H, T, C], added to if ATOMIC. Launch a grid of (S, ceil(T / ROWS), ceil(B G / S)) blocks, where S
 // groups run at the same time, with 32 WARPS threads each and (2 ROWS + 4 STEP) C sizeof(Number) + 16 STEP bytes of
 // shared memory; ATOMIC takes ROWS STEP sizeof(Number) more. pairs: B G.
-template <class Number, bool CORES, int C, int ROWS, int STEP, int WARPS, int BLOCKS, int HOLD, bool TURN, bool ATOMIC>
+template <class Number, Mode MODE, int C, int ROWS, int STEP, int WARPS, int BLOCKS, int HOLD, bool TURN, bool ATOMIC>
 __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict__ dout, const float* __restrict__ lse,
                         const float* __restrict__ delta, Number* __restrict__ dqkv, float* __restrict__ dq,
@@ -413,14 +411,14 @@ attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict
   copy_async_commit();
   fetch();
   copy_async_wait<1>();
-  if constexpr (ROUNDED<Number, CORES> && (ATOMIC || HOLD < 2)) round_tile<C, 2 * ROWS, THREADS>(own_k);
+  if constexpr (ROUNDED<Number, MODE> && (ATOMIC || HOLD < 2)) round_tile<C, 2 * ROWS, THREADS>(own_k);
   __syncthreads();
   unsigned k[BANDS][STEPS<Number, C>][4], v[BANDS][STEPS<Number, C>][4];
   float dk[BANDS][C / 8][4] = {}, dv[BANDS][C / 8][4] = {};
 #pragma unroll
   for (int band = 0; band < BANDS; band++) {
-    if (HOLD > 0) load_rows<Number, CORES, C>(k[band], own_k, top[band]);
-    if (HOLD > 1) load_rows<Number, CORES, C>(v[band], own_v, top[band]);
+    if (HOLD > 0) load_rows<Number, MODE, C>(k[band], own_k, top[band]);
+    if (HOLD > 1) load_rows<Number, MODE, C>(v[band], own_v, top[band]);
   }
 
   for (int head = group * (heads / groups); head < last_head; head++)
@@ -428,7 +426,7 @@ attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict
       copy_async_wait<0>();
       Number* q = tiles + (stage ^ 1) * 2 * STEP * C;
       const float* base = numbers + (stage ^ 1) * 2 * STEP;
-      if constexpr (ROUNDED<Number, CORES>) round_tile<C, 2 * STEP, THREADS>(q);
+      if constexpr (ROUNDED<Number, MODE>) round_tile<C, 2 * STEP, THREADS>(q);
       __syncthreads();  // this step's tiles have arrived, and no thread reads the last step's any more
       fetch();
       const Number* slope = q + STEP * C;
@@ -444,20 +442,20 @@ attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict
       if (ahead >= top[BANDS - 1] + 15) {
 #pragma unroll AT_ONCE
         for (int row = 0; row < STEP; row += 16) {
-          keys_step<Number, CORES, C, BANDS, HOLD, false>(dk, dv, ds, k, v, own_k, own_v, top, q, slope, row, 0, base,
-                                                          base + STEP, power);
+          keys_step<Number, MODE, C, BANDS, HOLD, false>(dk, dv, ds, k, v, own_k, own_v, top, q, slope, row, 0, base,
+                                                         base + STEP, power);
           keep(row, BANDS);
         }
       } else {
         for (int row = 0; row < STEP; row += 16) {
           if (ahead + row + 15 < top[0]) continue;  // all of these queries come before the warp's keys
           if (BANDS == 2 && ahead + row + 15 < top[BANDS - 1]) {  // before the second band
-            keys_step<Number, CORES, C, 1, HOLD, true>(dk, dv, ds, k, v, own_k, own_v, top, q, slope, row,
-                                                       ahead + row, base, base + STEP, power);
+            keys_step<Number, MODE, C, 1, HOLD, true>(dk, dv, ds, k, v, own_k, own_v, top, q, slope, row,
+                                                      ahead + row, base, base + STEP, power);
             keep(row, 1);
           } else {
-            keys_step<Number, CORES, C, BANDS, HOLD, true>(dk, dv, ds, k, v, own_k, own_v, top, q, slope, row,
-                                                           ahead + row, base, base + STEP, power);
+            keys_step<Number, MODE, C, BANDS, HOLD, true>(dk, dv, ds, k, v, own_k, own_v, top, q, slope, row,
+                                                          ahead + row, base, base + STEP, power);
             keep(row, BANDS);
           }
         }
@@ -465,7 +463,7 @@ attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict
       if constexpr (ATOMIC) {
         __syncthreads();  // all warps have written their parts of ds^T
         float* to = dq + (((size_t)text * heads + head) * T + query) * C;
-        add_queries<Number, CORES, C, ROWS, STEP, WARPS>(to, parts, own_k, query - first, T - query);
+        add_queries<Number, MODE, C, ROWS, STEP, WARPS>(to, parts, own_k, query - first, T - query);
       }
     }
   if (ATOMIC) __syncthreads();  // all warps have finished reading the keys, whose memory is reused
@@ -557,8 +555,8 @@ template <class Number, int C> __device__ __forceinline__ void start_scores(floa
   for (int i = 0; i < 32; i++) s[i] = 0;
   for (int c = 0; c < C; c += BOX)
     for (int n = 0; n < 64; n += 16)
-      add_scores<Number, true, BOX, 1, false>((float(*)[2][4])(s + n / 2), nullptr, own + BOX * c, top, tile + BOX * c,
-                                              n);
+      add_scores<Number, CORES, BOX, 1, false>((float(*)[2][4])(s + n / 2), nullptr, own + BOX * c, top, tile + BOX * c,
+                                               n);
 #endif
 }
 template <int GROUPS> __device__ __forceinline__ void wait_scores(float* s) {
@@ -584,8 +582,8 @@ __device__ __forceinline__ void start_product(float* sum, unsigned (*a)[4], cons
 #else
   for (int c = 0; c < C; c += BOX)
     for (int n = 0; n < 4; n++)
-      add_product<Number, true, BOX, 1>((float(*)[BOX / 8][4])(sum + c / 2), (unsigned(*)[1][4])a[n], tile + BOX * c,
-                                        16 * n);
+      add_product<Number, CORES, BOX, 1>((float(*)[BOX / 8][4])(sum + c / 2), (unsigned(*)[1][4])a[n], tile + BOX * c,
+                                         16 * n);
 #endif
 }
 template <int C> __device__ __forceinline__ void wait_product(float* sum, unsigned (*a)[4]) {
@@ -599,7 +597,7 @@ template <int C> __device__ __forceinline__ void wait_product(float* sum, unsign
 // Round 64 columns of a warp's sums to the fragments of the next product.
 template <class Number> __device__ __forceinline__ void as_factors(unsigned (*a)[4], const float* s) {
 #pragma unroll
-  for (int n = 0; n < 4; n++) as_factor<Number, true>(a + n, (const float(*)[4])(s + 8 * n));
+  for (int n = 0; n < 4; n++) as_factor<Number, CORES>(a + n, (const float(*)[4])(s + 8 * n));
 }
 
 // dq and delta. Launch the grid of `queries` with 2 ROWS threads and 2 (ROWS + 64 STAGES) C sizeof(Number) bytes of

@@ -9,9 +9,9 @@
 // keeps their scores, largest score and sum in registers. The next tile is copied while the current one is used.
 //
 // Launch (S, ceil(T H / G / ROWS), ceil(B G / S)) blocks of 32 WARPS threads, for any S: the blocks of S groups run
-// first, longest rows first, then those of the next S. Shared memory, in numbers: max(4 KEYS, 2 KEYS + ROWS) C; for
-// Hopper (ROWS + 2 KEYS + VALUES KEYS) C. Arrays must be aligned to 16 bytes. BLOCKS: blocks per multiprocessor, which
-// limits the registers of a thread.
+// first, longest rows first, then those of the next S. Shared memory, in numbers: max(4 KEYS, 2 KEYS + ROWS) C; with
+// SPLIT (4 KEYS + ROWS) C. Arrays must be aligned to 16 bytes. BLOCKS: blocks per multiprocessor, which limits the
+// registers of a thread.
 #include <fours.cuh>
 #include <attention.cuh>
 #include <hopper.cuh>
@@ -46,25 +46,40 @@ __device__ __forceinline__ Work<Number> work_of_block(const Number* qkv, Number*
   return w;
 }
 
-// s = q k^T for a warp's rows and a tile's keys. Groups of 16 keys from `reach` on are in the future and are skipped.
-template <class Number, bool CORES, int C, int KEYS, int BANDS>
+// s += q k^T for a warp's rows and a tile's keys. Groups of 16 keys from `reach` on are in the future and are skipped.
+// q: fragments, or for SPLIT `own`, the warp's rows in shared memory: their parts would take too many registers.
+template <class Number, Mode MODE, int C, int KEYS, int BANDS>
 __device__ __forceinline__ void scores(float (&s)[BANDS][KEYS / 8][4], const unsigned (&q)[BANDS][STEPS<Number, C>][4],
-                                       const Number* k, int reach) {
+                                       const Number* own, const Number* k, int reach) {
+  unsigned b[4];
+  auto add = [&](int n, int band, const unsigned* a) {
+    multiply<Number, MODE>(s[band][n / 8], a, b);
+    multiply<Number, MODE>(s[band][n / 8 + 1], a, b + 2);
+  };
+  if constexpr (MODE == SPLIT) {
 #pragma unroll
-  for (int n = 0; n < KEYS; n += 16) {
+    for (int step = 0; step < STEPS<Number, C>; step++) {  // outside, so that rows are split once for all keys
+      unsigned a[BANDS][4];
 #pragma unroll
-    for (int band = 0; band < BANDS; band++)
+      for (int band = 0; band < BANDS; band++)
+        ldmatrix<4>(a[band], own + place<Number, C>(lane_of() % 16, 2 * step + lane_of() / 16) + 16 * band * C);
 #pragma unroll
-      for (int i = 0; i < 4; i++) s[band][n / 8][i] = s[band][n / 8 + 1][i] = 0;
-    if (n >= reach) continue;
+      for (int n = 0; n < KEYS; n += 16) {
+        if (n >= reach) continue;
+        load_transposed<Number, C>(b, k, n, step);
 #pragma unroll
-    for (int step = 0; step < STEPS<Number, C>; step++) {
-      unsigned b[4];
-      load_transposed<Number, C>(b, k, n, step);
+        for (int band = 0; band < BANDS; band++) add(n, band, a[band]);
+      }
+    }
+  } else {
 #pragma unroll
-      for (int band = 0; band < BANDS; band++) {
-        multiply<Number, CORES>(s[band][n / 8], q[band][step], b);
-        multiply<Number, CORES>(s[band][n / 8 + 1], q[band][step], b + 2);
+    for (int n = 0; n < KEYS; n += 16) {
+      if (n >= reach) continue;
+#pragma unroll
+      for (int step = 0; step < STEPS<Number, C>; step++) {
+        load_transposed<Number, C>(b, k, n, step);
+#pragma unroll
+        for (int band = 0; band < BANDS; band++) add(n, band, q[band][step]);
       }
     }
   }
@@ -118,7 +133,7 @@ __device__ __forceinline__ void rescale(float (&o)[BANDS][C / 8][4], const float
 }
 
 // o += p v, skipping the keys from `reach` on.
-template <class Number, bool CORES, int C, int KEYS, int BANDS>
+template <class Number, Mode MODE, int C, int KEYS, int BANDS>
 __device__ __forceinline__ void add_values(float (&o)[BANDS][C / 8][4], const float (&p)[BANDS][KEYS / 8][4],
                                            const Number* v, int reach) {
 #pragma unroll
@@ -126,8 +141,8 @@ __device__ __forceinline__ void add_values(float (&o)[BANDS][C / 8][4], const fl
     if (n >= reach) continue;
     unsigned a[BANDS][sizeof(Number) / 2][4];
 #pragma unroll
-    for (int band = 0; band < BANDS; band++) as_factor<Number, CORES>(a[band], p[band] + n / 8);
-    add_product<Number, CORES, C, BANDS>(o, a, v, n);
+    for (int band = 0; band < BANDS; band++) as_factor<Number, MODE>(a[band], p[band] + n / 8);
+    add_product<Number, MODE, C, BANDS>(o, a, v, n);
   }
 }
 
@@ -177,7 +192,7 @@ __device__ __forceinline__ void store_rows(const Work<Number>& w, Number* mine, 
 }
 
 // The kernel for all GPUs. Each warp owns 16 BANDS rows.
-template <class Number, bool CORES, int C, int KEYS, int WARPS, int BANDS, int BLOCKS>
+template <class Number, Mode MODE, int C, int KEYS, int WARPS, int BANDS, int BLOCKS>
 __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, float* __restrict__ lse, int pairs, int T,
                   int heads, int groups, float scale) {
@@ -189,7 +204,8 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
   Work<Number> w = work_of_block<Number, C, ROWS>(qkv, out, lse, pair, T, heads, groups);
   int steps = (w.limit - 1) / w.packed / KEYS + 1;
 
-  load_packed_tile<Number, C, ROWS, THREADS>(tiles + 2 * TILE, w.q, w.pitch, C, w.packed, w.first, w.limit);
+  Number* own = tiles + (MODE == SPLIT ? 4 : 2) * TILE;  // queries; except with SPLIT, tiles use this memory later
+  load_packed_tile<Number, C, ROWS, THREADS>(own, w.q, w.pitch, C, w.packed, w.first, w.limit);
   copy_async_commit();
   load_tile<Number, C, KEYS, THREADS>(tiles, w.k, w.pitch, T);
   load_tile<Number, C, KEYS, THREADS>(tiles + TILE, w.v, w.pitch, T);
@@ -203,7 +219,7 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
   __syncthreads();
 #pragma unroll
   for (int band = 0; band < BANDS; band++) {
-    load_rows<Number, CORES, C>(q[band], tiles + 2 * TILE, below + 16 * band);
+    if constexpr (MODE != SPLIT) load_rows<Number, MODE, C>(q[band], own, below + 16 * band);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       position[band][half] = (row + 16 * band + lane / 4 + 8 * half) / w.packed;
@@ -214,7 +230,7 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
   for (int step = 0; step < steps; step++) {
     Number *here = tiles + step % 2 * 2 * TILE, *next = tiles + (step + 1) % 2 * 2 * TILE;
     copy_async_wait<0>();
-    if constexpr (CORES && sizeof(Number) == 4) round_tile<C, 2 * KEYS, THREADS>(here);
+    if constexpr (ROUNDED<Number, MODE>) round_tile<C, 2 * KEYS, THREADS>(here);
     __syncthreads();
     int behind = (step + 1) * KEYS;
     if (step + 1 < steps) {
@@ -222,18 +238,18 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
       load_tile<Number, C, KEYS, THREADS>(next + TILE, w.v + behind * w.pitch, w.pitch, T - behind);
       copy_async_commit();
     }
-    float s[BANDS][KEYS / 8][4];
+    float s[BANDS][KEYS / 8][4] = {};
     if (least + 1 >= behind) {  // no key of the tile is in any row's future
-      scores<Number, CORES, C, KEYS, BANDS>(s, q, here, KEYS);
+      scores<Number, MODE, C, KEYS, BANDS>(s, q, own + below * C, here, KEYS);
       softmax_step<KEYS, BANDS>(s, top, sum, shrink, scale * LOG2_E);
       rescale<C, BANDS>(o, shrink);
-      add_values<Number, CORES, C, KEYS, BANDS>(o, s, here + TILE, KEYS);
+      add_values<Number, MODE, C, KEYS, BANDS>(o, s, here + TILE, KEYS);
     } else if (most >= step * KEYS) {  // some keys are, but not all
-      scores<Number, CORES, C, KEYS, BANDS>(s, q, here, most + 1 - step * KEYS);
+      scores<Number, MODE, C, KEYS, BANDS>(s, q, own + below * C, here, most + 1 - step * KEYS);
       mask<KEYS, BANDS>(s, position, step * KEYS + 2 * (lane % 4));
       softmax_step<KEYS, BANDS>(s, top, sum, shrink, scale * LOG2_E);
       rescale<C, BANDS>(o, shrink);
-      add_values<Number, CORES, C, KEYS, BANDS>(o, s, here + TILE, most + 1 - step * KEYS);
+      add_values<Number, MODE, C, KEYS, BANDS>(o, s, here + TILE, most + 1 - step * KEYS);
     }
   }
   __syncthreads();  // all warps have finished with the tiles, whose memory the outputs now use
@@ -351,7 +367,7 @@ __device__ __forceinline__ void start_values(float (&o)[1][C / 8][4], unsigned (
   for (int c = 0; c < C; c += COLUMNS)
 #pragma unroll
     for (int n = 0; n < KEYS / 16; n++)
-      add_product<Number, true, COLUMNS, 1>((float(*)[COLUMNS / 8][4])o[0][c / 8], &p[n], v + KEYS * c, 16 * n);
+      add_product<Number, CORES, COLUMNS, 1>((float(*)[COLUMNS / 8][4])o[0][c / 8], &p[n], v + KEYS * c, 16 * n);
 #endif
 }
 
@@ -536,7 +552,7 @@ attention_forward_hopper(const __grid_constant__ TensorMap map, const Number* __
     if (step == last) mask<KEYS, 1>(s, position, 2 * (lane % 4));
     lazy_softmax_step<KEYS>(s, top, sum, shrink, power);
 #pragma unroll
-    for (int n = 0; n < KEYS / 16; n++) as_factor<Number, true>(p[n], s[0] + 2 * n);
+    for (int n = 0; n < KEYS / 16; n++) as_factor<Number, CORES>(p[n], s[0] + 2 * n);
 #pragma unroll 1
     for (; step < last; step++) {
       of_keys.wait_filled(step + 1);
@@ -552,7 +568,7 @@ attention_forward_hopper(const __grid_constant__ TensorMap map, const Number* __
       of_values.tell_emptied(step);
       if (grew) rescale<C, 1>(o, shrink);
 #pragma unroll
-      for (int n = 0; n < KEYS / 16; n++) as_factor<Number, true>(p[n], s[0] + 2 * n);
+      for (int n = 0; n < KEYS / 16; n++) as_factor<Number, CORES>(p[n], s[0] + 2 * n);
     }
     if (step + 1 < end) of_keys.skip(step + 1);
     of_values.wait_filled(step);

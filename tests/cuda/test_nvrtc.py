@@ -46,9 +46,10 @@ for file, of in ONE_AT_A_TIME.items():
     TEXTS[file] = ((FOLDER / f"{file}.cu").read_text("utf-8"), of, 75 if file == "loads" else 80)
 # FlashAttention's templates: one per number type, and Hopper's, which on other architectures is its twin.
 ATTENTION = TEXTS.pop("attention_forward.cu")[0]
-ON = flash.Card(80, 99 * 1024)
-TEXTS["attention, float32"] = (ATTENTION, [flash.tile("float", 64, 512, ON).kernel], 75)
+ON, T4 = flash.Card(80, 99 << 10), flash.Card(75, 64 << 10)
 for name, first, chosen in (
+    ("float32", 75, flash.tile("float", 64, 512, T4)),
+    ("float32 on tensor cores", 80, flash.tile("float", 64, 512, ON)),
     ("bfloat16", 80, flash.tile("__nv_bfloat16", 64, 512, ON)),
     ("float16", 75, flash.tile("__half", 128, 512, ON)),
     ("tf32", 80, flash.tile("float", 64, 512, ON, tf32=True)),
@@ -57,16 +58,17 @@ for name, first, chosen in (
     TEXTS[f"attention, {name}"] = (ATTENTION, [chosen.kernel], first)
 # Backward: number type, width, KB of shared memory, whether RoPE is undone, whether dq is added up.
 BACKWARD = TEXTS.pop("attention_backward.cu")[0]
-for number, cores, width, shared, turn, atomic in (
-    ("float", False, 32, 64, True, False),
-    ("float", True, 32, 99, False, True),
-    ("__nv_bfloat16", True, 64, 99, True, False),
-    ("__half", True, 128, 64, True, False),
+for number, how, width, shared, turn, atomic in (
+    ("float", "PLAIN", 32, 64, True, False),
+    ("float", "SPLIT", 64, 99, True, False),
+    ("float", "CORES", 32, 99, False, True),
+    ("__nv_bfloat16", "CORES", 64, 99, True, False),
+    ("__half", "CORES", 128, 64, True, False),
 ):
-    tiles = flash_backward.tiles(4 if number == "float" else 2, width, 4096, shared << 10, cores)
-    names = flash_backward._names(number, cores, width, *tiles, turn, atomic)
-    name = f"attention backward, {number}{' on tensor cores' * cores}"
-    TEXTS[name] = (BACKWARD, names, 80 if cores and number != "__half" else 75)
+    tiles = flash_backward.tiles(4 if number == "float" else 2, width, 4096, shared << 10, how)
+    names = flash_backward._names(number, how, width, *tiles, turn, atomic)
+    first = 75 if how == "PLAIN" or number == "__half" else 80
+    TEXTS[f"attention backward, {number}, {how}"] = (BACKWARD, names, first)
 HOPPERS = [name for C in flash_backward.HOPPER for name in flash_backward._hopper_names("__nv_bfloat16", C, True)]
 TEXTS["attention backward, Hopper"] = (BACKWARD, HOPPERS, 80)
 
@@ -175,12 +177,11 @@ def test_compiles_and_fits(name, architecture):
 
 
 # What a training step in float16 and a decoder run on compute capability 7.5: all tiles of attention, for all widths.
-T4 = flash.Card(75, 64 << 10)
 FORWARD = {flash.tile("__half", C, T, T4).kernel for C in flash.WIDTHS for T in (64, 4096)}
 BACK = {
     name
     for C, T in itertools.product(flash.WIDTHS, (1, 4096))
-    for name in flash_backward._names("__half", True, C, *flash_backward.tiles(2, C, T, T4.shared), True, False)
+    for name in flash_backward._names("__half", "CORES", C, *flash_backward.tiles(2, C, T, T4.shared), True, False)
 }
 ON_T4 = {"attention, float16": (ATTENTION, FORWARD), "attention backward, float16": (BACKWARD, BACK)}
 ON_T4 |= {name: TEXTS[name][:2] for name in TEXTS if name.endswith(", __half")}
