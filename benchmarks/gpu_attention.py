@@ -26,7 +26,7 @@ from tools.notebooks.results import FOLDER, save
 
 CASES = [  # numbers, texts, time, heads, groups, width
     *(("bfloat16", B, T, 12, G, 64) for B, T in ((64, 512), (32, 1024), (8, 4096)) for G in (12, 4)),
-    *(("bfloat16", B, T, 6, 6, 128) for B, T in ((64, 512), (8, 4096))),
+    *(("bfloat16", B, T, 6, G, 128) for B, T in ((64, 512), (32, 1024), (16, 2048), (8, 4096)) for G in (6, 2)),
     *(("tf32", B, T, 12, 4, 64) for B, T in ((64, 512), (8, 4096))),
     ("tf32", 64, 512, 6, 6, 128),
     ("float16", 64, 512, 12, 4, 64),
