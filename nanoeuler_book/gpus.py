@@ -260,7 +260,8 @@ def without_bfloat16() -> str:
     """Return the times of a step with the kernels of capability 7.5 on a newer GPU: benchmarks/gpu_arch75.py."""
     (row,) = results("gpu_arch75")["rows"]
     half, single = row["milliseconds"].values()
-    return f"{results('gpu_arch75')['machine']['gpu']}, a step of {row['rows']} rows: {half:.1f} ms in float16, {single:.0f} ms in float32"
+    gpu = results("gpu_arch75")["machine"]["gpu"]
+    return f"{gpu}, a step of {row['rows']} rows: {half:.1f} ms in float16, {single:.0f} ms in float32"
 
 
 def tables() -> str:
