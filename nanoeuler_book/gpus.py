@@ -243,7 +243,7 @@ def without_wgmma() -> str:
     sums = [sum(times) for times in zip(*parts.values(), strict=True)]
     by_itself = " + ".join(f"{mma:.3f} - {wgmma:.3f}" for mma, wgmma in parts.values())
     lost = f"{layers} layers x ({by_itself}) ms = {layers * (sums[0] - sums[1]):.1f} ms"
-    return "\n".join([*lines, f"expected from attention by itself, forward and backward: {lost}"])
+    return "\n".join([*lines, f"attention by itself, with the kernels since then: {lost}"])
 
 
 def attention_times() -> dict[str, tuple[float, float]]:
@@ -277,7 +277,7 @@ def tables() -> str:
             f"\nHours for {run}. Its H100 reached {share:.0%} of the stated",
             f"rate (an H200, in other steps, {h200_share():.0%}). Other GPUs: an estimate, {part} of it",
             hours_table(),
-            "\nAttention by mma.sync instead of wgmma, on one GPU, and PyTorch",
+            "\nAttention by mma.sync instead of wgmma, before wgmma also multiplied in the backward pass, and PyTorch",
             without_wgmma(),
             "\nWith the kernels of a T4 (NANOEULER_ARCH=75), on a much faster GPU",
             without_bfloat16(),

@@ -51,6 +51,25 @@ def rows_of(name: str) -> list[dict]:
     return json.loads((ROOT / f"data/results/{name}.json").read_text("utf-8"))["rows"]
 
 
+def attention_said() -> list[str]:
+    """Return what the table says about attention, from the stored times."""
+    forward, back = rows_of("gpu_attention"), {}
+    for row in rows_of("gpu_attention_backward"):
+        if row["numbers"] == "bfloat16" and row["C"] > 32:
+            shape = tuple(row[name] for name in "BHGTC")
+            back.setdefault(shape, {})[row["way"]] = row["milliseconds"]
+    against = lambda peer: [ways[peer] / ways["ours"] for ways in back.values()]
+    cudnn = [row["speedup"]["cudnn"] for row in forward if row["numbers"] == "bfloat16"]
+    efficient = [row["speedup"]["efficient"] for row in forward if row["numbers"] == "float32"]
+    span = lambda ratios, digits=2: f"{min(ratios):.{digits}f} to {max(ratios):.{digits}f} times as fast"
+    return [
+        f"| cuDNN | {span(cudnn)} |",
+        f"| cuDNN, whose sums have no fixed order | {span(against('cuDNN'))}, the same bits in every run |",
+        f"| FlashAttention-2 | {span(against('flash'), 1)} |",
+        f"memory-efficient kernel | {span(efficient)} |",
+    ]
+
+
 def test_speeds_are_the_stored_ones():
     """Compute each number from the stored result that the table refers to; README's rows repeat some numbers."""
     said = []
@@ -85,6 +104,7 @@ def test_speeds_are_the_stored_ones():
     token = times("token", "PyTorch") / times("token", greedy)
     said.append(f"the training step on an H200 of a busy host | `torch.compile` | {step:.2f} times as fast")
     said.append(f"there, chosen on the GPU | `torch.compile`, in a CUDA graph | {token:.2f} times as fast")
+    said += attention_said()
     (known,) = (r for r in rows_of("gpu_speculate") if (r["way"], r["propose"]) == ("sampled", 1))
     samples = "sampled from the trained 116M model with one draft token, H100 | the same without drafts"
     said.append(f"{samples} | {known['speedup']:.2f} times as fast |")
