@@ -7,6 +7,7 @@
 // of piece p ^ (r % 8), so that the pieces p of eight rows, which ldmatrix reads together, are in 32 different banks.
 // (If a row has only four pieces, two rows fill the banks, and the place is p ^ (r / 2 % 4).)
 #pragma once
+#include <hopper.cuh>
 #include <nanoeuler.cuh>
 
 enum Mode { PLAIN, CORES, SPLIT };
@@ -199,6 +200,80 @@ __device__ __forceinline__ void add_product(float (*sum)[C / 8][4], const unsign
           for (int band = 0; band < BANDS; band++) multiply<Number, MODE>(sum[band][n + j], a[band][half], b[j]);
       }
   }
+}
+
+// ---- Hopper: four warps multiply 64 rows together ------------------------------------------------------------------
+// wgmma reads tiles of 64 columns, so a wider tile consists of several, one after the other. The products go on while
+// the warps compute. On other GPUs, and in the checker, each warp multiplies its 16 rows by mma, at once.
+
+constexpr int COLUMNS = 64;
+
+// Start s = own tile^T: the warpgroup's 64 rows of a tile of ROWS, from `own` on, and the KEYS rows of another tile.
+template <class Number, int C, int KEYS = 64, int ROWS = 64>
+__device__ __forceinline__ void start_scores(float* s, const Number* own, const Number* tile) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < C / 16; step++)
+    wgmma<KEYS, Number>(s, wgmma_tile(own + step / 4 * ROWS * COLUMNS) + step % 4 * 2,
+                        wgmma_tile(tile + step / 4 * KEYS * COLUMNS) + step % 4 * 2, step > 0);
+  wgmma_commit();
+#else
+  unsigned a[4], b[4];
+  int lane = lane_of();
+  for (int n = 0; n < KEYS; n += 16) {
+    for (int i = 0; i < 8; i++) s[n / 2 + i] = 0;
+    for (int step = 0; step < C / 16; step++) {
+      const Number* rows = own + step / 4 * ROWS * COLUMNS + threadIdx.x / 32 % 4 * 16 * COLUMNS;
+      ldmatrix<4>(a, rows + place<Number, COLUMNS>(lane % 16, step % 4 * 2 + lane / 16));
+      load_transposed<Number, COLUMNS>(b, tile + step / 4 * KEYS * COLUMNS, n, step % 4);
+      mma<Number>(s + n / 2, a, b);
+      mma<Number>(s + n / 2 + 4, a, b + 2);
+    }
+  }
+#endif
+}
+
+// Start sum += a tile: a in registers, KEYS rows of C columns in the tile.
+template <class Number, int C, int KEYS = 64>
+__device__ __forceinline__ void start_product(float* sum, unsigned (*a)[4], const Number* tile) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  wgmma_hold<C / 2>(sum);
+  wgmma_hold<KEYS / 4>(a[0]);
+  wgmma_fence();
+#pragma unroll
+  for (int n = 0; n < KEYS / 16; n++)
+#pragma unroll
+    for (int c = 0; c < C; c += COLUMNS)
+      wgmma_of_registers<Number>(sum + c / 2, a[n], wgmma_tile(tile + KEYS * c) + 128 * n);
+  wgmma_commit();
+#else
+  for (int c = 0; c < C; c += COLUMNS)
+    for (int n = 0; n < KEYS / 16; n++)
+      add_product<Number, CORES, COLUMNS, 1>((float(*)[COLUMNS / 8][4])(sum + c / 2), (unsigned(*)[1][4])a[n],
+                                             tile + KEYS * c, 16 * n);
+#endif
+}
+
+// Wait for the scores, or for all products; PENDING: groups of products started after the scores that may go on.
+template <int PENDING, int KEYS = 64> __device__ __forceinline__ void wait_scores(float* s) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  wgmma_wait<PENDING>();
+  wgmma_hold<KEYS / 2>(s);
+#endif
+}
+template <int C, int KEYS = 64> __device__ __forceinline__ void wait_product(float* sum, unsigned (*a)[4]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  wgmma_wait<0>();
+  wgmma_hold<C / 2>(sum);
+  wgmma_hold<KEYS / 4>(a[0]);
+#endif
+}
+
+// Round KEYS columns of a warp's sums to the fragments of the next product.
+template <class Number, int KEYS = 64> __device__ __forceinline__ void as_factors(unsigned (*a)[4], const float* s) {
+#pragma unroll
+  for (int n = 0; n < KEYS / 16; n++) as_factor<Number, CORES>(a + n, (const float(*)[4])(s + 8 * n));
 }
 
 // 2^x with an error of at most two units in the last place; 0 if the result would be denormal.

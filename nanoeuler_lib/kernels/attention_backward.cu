@@ -16,7 +16,6 @@
 // HOLD: keep them in registers, as fragments, all the time.
 #include <fours.cuh>
 #include <attention.cuh>
-#include <hopper.cuh>
 
 constexpr float LOG2_E = 1.44269504f;
 
@@ -483,8 +482,6 @@ attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict
 // consists of boxes of 64 columns, the widest that wgmma reads. On other GPUs, and in the checker, the threads of the
 // first warpgroup copy, and each warp multiplies its 16 rows by mma.
 
-constexpr int BOX = 64;  // rows and columns of a box
-
 template <int STAGES> struct Barriers { unsigned long long filled[STAGES], emptied[STAGES]; };
 
 // Start to copy 64 rows of C numbers from a matrix [texts, T, columns] to a tile. Rows from T on become 0.
@@ -492,12 +489,12 @@ template <class Number, int C>
 __device__ __forceinline__ void copy_boxes(Number* tile, const TensorMap& map, const Number* matrix, int columns,
                                            int column, int row, int text, int T, unsigned long long* filled) {
 #pragma unroll
-  for (int c = 0; c < C; c += BOX) {
+  for (int c = 0; c < C; c += COLUMNS) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    copy_tile(tile + BOX * c, &map, column + c, row, text, filled);
+    copy_tile(tile + COLUMNS * c, &map, column + c, row, text, filled);
 #else
     const Number* from = matrix + ((size_t)text * T + row) * columns + column + c;
-    load_tile<Number, BOX, BOX, 128>(tile + BOX * c, from, columns, T - row);
+    load_tile<Number, COLUMNS, 64, 128>(tile + COLUMNS * c, from, columns, T - row);
     copy_async_commit();
 #endif
   }
@@ -538,66 +535,6 @@ template <int STAGES> __device__ __forceinline__ void tell_emptied(Barriers<STAG
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if (threadIdx.x % 32 == 0) mbarrier_arrive(&b.emptied[step % STAGES]);
 #endif
-}
-
-// s = own tile^T, 64 x 64 numbers. The result is there after wait_scores, which waits for all but the last GROUPS
-// products that were started.
-template <class Number, int C> __device__ __forceinline__ void start_scores(float* s, Number* own, const Number* tile) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < C / 16; i++)
-    wgmma<64, Number>(s, wgmma_tile(own + i / 4 * BOX * BOX) + i % 4 * 2,
-                      wgmma_tile(tile + i / 4 * BOX * BOX) + i % 4 * 2, i > 0);
-  wgmma_commit();
-#else
-  int top[1] = {threadIdx.x / 32 % 4 * 16};
-  for (int i = 0; i < 32; i++) s[i] = 0;
-  for (int c = 0; c < C; c += BOX)
-    for (int n = 0; n < 64; n += 16)
-      add_scores<Number, CORES, BOX, 1, false>((float(*)[2][4])(s + n / 2), nullptr, own + BOX * c, top, tile + BOX * c,
-                                               n);
-#endif
-}
-template <int GROUPS> __device__ __forceinline__ void wait_scores(float* s) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  wgmma_wait<GROUPS>();
-  wgmma_hold<32>(s);
-#endif
-}
-
-// sum += a tile, with a in registers. wait_product waits for all products.
-template <class Number, int C>
-__device__ __forceinline__ void start_product(float* sum, unsigned (*a)[4], const Number* tile) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  wgmma_hold<C / 2>(sum);
-  wgmma_hold<16>(a[0]);
-  wgmma_fence();
-#pragma unroll
-  for (int n = 0; n < 4; n++)
-#pragma unroll
-    for (int c = 0; c < C; c += BOX)
-      wgmma_of_registers<Number>(sum + c / 2, a[n], wgmma_tile(tile + BOX * c) + 128 * n);
-  wgmma_commit();
-#else
-  for (int c = 0; c < C; c += BOX)
-    for (int n = 0; n < 4; n++)
-      add_product<Number, CORES, BOX, 1>((float(*)[BOX / 8][4])(sum + c / 2), (unsigned(*)[1][4])a[n], tile + BOX * c,
-                                         16 * n);
-#endif
-}
-template <int C> __device__ __forceinline__ void wait_product(float* sum, unsigned (*a)[4]) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  wgmma_wait<0>();
-  wgmma_hold<C / 2>(sum);
-  wgmma_hold<16>(a[0]);
-#endif
-}
-
-// Round 64 columns of a warp's sums to the fragments of the next product.
-template <class Number> __device__ __forceinline__ void as_factors(unsigned (*a)[4], const float* s) {
-#pragma unroll
-  for (int n = 0; n < 4; n++) as_factor<Number, CORES>(a + n, (const float(*)[4])(s + 8 * n));
 }
 
 // dq and delta. Launch the grid of `queries` with 2 ROWS threads and 2 (ROWS + 64 STAGES) C sizeof(Number) bytes of

@@ -14,7 +14,6 @@
 // registers of a thread.
 #include <fours.cuh>
 #include <attention.cuh>
-#include <hopper.cuh>
 #include <named_barrier.cuh>
 
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f, LEAST = -3e38f;
@@ -261,10 +260,7 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
 // tiles ahead of the others, also across pieces. A warpgroup computes the softmax of a tile while the tensor cores
 // multiply the powers of the tile before by its values. On other GPUs, and in the checker, the same code runs with mma
 // (each warp multiplies its own 16 rows), copies by all threads of the copying warpgroup, and named barriers.
-//
-// wgmma reads tiles of 64 columns, so a wider head takes two of them, one after the other.
 
-constexpr int COLUMNS = 64;
 constexpr float SLACK = 8;  // bits by which a score may exceed `top` before the outputs are rescaled
 
 // DEEP stages in shared memory, which the copying warpgroup fills in turn, and GROUPS warpgroups empty. `step` counts
@@ -322,70 +318,6 @@ template <int DEEP, int GROUPS, int FIRST> struct Stages {
 #endif
   }
 };
-
-// Start s = q k^T for a warpgroup's 64 rows, from q on, and a tile's keys.
-template <class Number, int C, int KEYS, int ROWS>
-__device__ __forceinline__ void start_scores(float (&s)[1][KEYS / 8][4], const Number* q, const Number* k) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  wgmma_hold<KEYS / 2>(s[0][0]);
-  wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < C / 16; step++)
-    wgmma<KEYS, Number>(s[0][0], wgmma_tile(q + step / 4 * ROWS * COLUMNS) + step % 4 * 2,
-                        wgmma_tile(k + step / 4 * KEYS * COLUMNS) + step % 4 * 2, step > 0);
-  wgmma_commit();
-#else
-  unsigned a[4], b[4];
-  for (int n = 0; n < KEYS; n += 16) {
-    for (int i = 0; i < 4; i++) s[0][n / 8][i] = s[0][n / 8 + 1][i] = 0;
-    for (int step = 0; step < C / 16; step++) {
-      const Number* rows = q + step / 4 * ROWS * COLUMNS + threadIdx.x / 32 % 4 * 16 * COLUMNS;
-      ldmatrix<4>(a, rows + place<Number, COLUMNS>(lane_of() % 16, step % 4 * 2 + lane_of() / 16));
-      load_transposed<Number, COLUMNS>(b, k + step / 4 * KEYS * COLUMNS, n, step % 4);
-      mma<Number>(s[0][n / 8], a, b);
-      mma<Number>(s[0][n / 8 + 1], a, b + 2);
-    }
-  }
-#endif
-}
-
-// Start o += p v.
-template <class Number, int C, int KEYS>
-__device__ __forceinline__ void start_values(float (&o)[1][C / 8][4], unsigned (&p)[KEYS / 16][1][4], const Number* v) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  wgmma_hold<C / 2>(o[0][0]);
-  wgmma_hold<KEYS / 4>(p[0][0]);
-  wgmma_fence();
-#pragma unroll
-  for (int n = 0; n < KEYS / 16; n++)
-#pragma unroll
-    for (int c = 0; c < C; c += COLUMNS)
-      wgmma_of_registers<Number>(o[0][c / 8], p[n][0], wgmma_tile(v + KEYS * c) + 128 * n);
-  wgmma_commit();
-#else
-#pragma unroll
-  for (int c = 0; c < C; c += COLUMNS)
-#pragma unroll
-    for (int n = 0; n < KEYS / 16; n++)
-      add_product<Number, CORES, COLUMNS, 1>((float(*)[COLUMNS / 8][4])o[0][c / 8], &p[n], v + KEYS * c, 16 * n);
-#endif
-}
-
-// Wait for the scores, or for the outputs; PENDING: groups of products started later that may go on.
-template <int PENDING, int KEYS> __device__ __forceinline__ void wait_scores(float (&s)[1][KEYS / 8][4]) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  wgmma_wait<PENDING>();
-  wgmma_hold<KEYS / 2>(s[0][0]);
-#endif
-}
-template <int C, int KEYS>
-__device__ __forceinline__ void wait_values(float (&o)[1][C / 8][4], unsigned (&p)[KEYS / 16][1][4]) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  wgmma_wait<0>();
-  wgmma_hold<C / 2>(o[0][0]);
-  wgmma_hold<KEYS / 4>(p[0][0]);
-#endif
-}
 
 // One step of the online softmax, as in softmax_step, but `top` stays as it is until a score of one of the warp's rows
 // exceeds it by SLACK bits. Returns whether it has changed, so that the outputs must be multiplied by `shrink`.
@@ -543,37 +475,35 @@ attention_forward_hopper(const __grid_constant__ TensorMap map, const Number* __
     }
     int last = step + min(steps, (w.first + 64 * warpgroup + 64 + KEYS - 1) / KEYS) - 1;  // of this one
     const Number* own = queries + turn % 2 * ROWS * C + 64 * warpgroup * COLUMNS;
-    unsigned p[KEYS / 16][1][4];
+    unsigned p[KEYS / 16][4];
     float s[1][KEYS / 8][4], o[1][C / 8][4] = {}, top[1][2] = {{LEAST, LEAST}}, sum[1][2] = {}, shrink[1][2];
     of_keys.wait_filled(step);
-    start_scores<Number, C, KEYS, ROWS>(s, own, keys + step % DEEP * TILE);
-    wait_scores<0, KEYS>(s);
+    start_scores<Number, C, KEYS, ROWS>(s[0][0], own, keys + step % DEEP * TILE);
+    wait_scores<0, KEYS>(s[0][0]);
     of_keys.tell_emptied(step);
     if (step == last) mask<KEYS, 1>(s, position, 2 * (lane % 4));
     lazy_softmax_step<KEYS>(s, top, sum, shrink, power);
-#pragma unroll
-    for (int n = 0; n < KEYS / 16; n++) as_factor<Number, CORES>(p[n], s[0] + 2 * n);
+    as_factors<Number, KEYS>(p, s[0][0]);
 #pragma unroll 1
     for (; step < last; step++) {
       of_keys.wait_filled(step + 1);
-      start_scores<Number, C, KEYS, ROWS>(s, own, keys + (step + 1) % DEEP * TILE);
+      start_scores<Number, C, KEYS, ROWS>(s[0][0], own, keys + (step + 1) % DEEP * TILE);
       of_values.wait_filled(step);
-      start_values<Number, C, KEYS>(o, p, values + step % DEEP * TILE);
-      wait_scores<1, KEYS>(s);
+      start_product<Number, C, KEYS>(o[0][0], p, values + step % DEEP * TILE);
+      wait_scores<1, KEYS>(s[0][0]);
       of_keys.tell_emptied(step + 1);
       if (step + 1 == last) mask<KEYS, 1>(s, position, (steps - end + last) * KEYS + 2 * (lane % 4));
       bool grew = false;  // (Without the next line's branch, ptxas 13.0 computes the powers only after the wait.)
       if (row < T) grew = lazy_softmax_step<KEYS>(s, top, sum, shrink, power);
-      wait_values<C, KEYS>(o, p);
+      wait_product<C, KEYS>(o[0][0], p);
       of_values.tell_emptied(step);
       if (grew) rescale<C, 1>(o, shrink);
-#pragma unroll
-      for (int n = 0; n < KEYS / 16; n++) as_factor<Number, CORES>(p[n], s[0] + 2 * n);
+      as_factors<Number, KEYS>(p, s[0][0]);
     }
     if (step + 1 < end) of_keys.skip(step + 1);
     of_values.wait_filled(step);
-    start_values<Number, C, KEYS>(o, p, values + step % DEEP * TILE);
-    wait_values<C, KEYS>(o, p);
+    start_product<Number, C, KEYS>(o[0][0], p, values + step % DEEP * TILE);
+    wait_product<C, KEYS>(o[0][0], p);
     of_values.tell_emptied(step);
     of_queries.tell_emptied(turn);
     size_t pair = (size_t)w.text * heads + w.head;
