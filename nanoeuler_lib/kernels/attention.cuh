@@ -1,5 +1,5 @@
 // attention.cuh: common parts of FlashAttention's kernels: tiles in shared memory, mma fragments, powers of two.
-// Chapters 27 and 28. Include fours.cuh before it.
+// Chapters 27 and 28. Include fours.cuh and hopper.cuh before it.
 //
 // Number: __nv_bfloat16, __half or float. MODE: how to multiply. CORES: on tensor cores, float rounded to TF32. SPLIT:
 // float on tensor cores in float's precision, by three products of TF32. PLAIN: float without tensor cores, on any GPU.
@@ -7,7 +7,6 @@
 // of piece p ^ (r % 8), so that the pieces p of eight rows, which ldmatrix reads together, are in 32 different banks.
 // (If a row has only four pieces, two rows fill the banks, and the place is p ^ (r / 2 % 4).)
 #pragma once
-#include <hopper.cuh>
 #include <nanoeuler.cuh>
 
 enum Mode { PLAIN, CORES, SPLIT };

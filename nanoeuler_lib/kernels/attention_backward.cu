@@ -15,6 +15,7 @@
 // attention.cuh describes Number, MODE and the tiles. A block owns ROWS rows, a warp 16 BANDS = ROWS / WARPS of them.
 // HOLD: keep them in registers, as fragments, all the time.
 #include <fours.cuh>
+#include <hopper.cuh>
 #include <attention.cuh>
 
 constexpr float LOG2_E = 1.44269504f;

@@ -13,6 +13,7 @@
 // SPLIT (4 KEYS + ROWS) C. Arrays must be aligned to 16 bytes. BLOCKS: blocks per multiprocessor, which limits the
 // registers of a thread.
 #include <fours.cuh>
+#include <hopper.cuh>
 #include <attention.cuh>
 #include <named_barrier.cuh>
 
