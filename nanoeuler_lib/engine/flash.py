@@ -186,8 +186,8 @@ def forward(
 
     scale: factor of the scores, 1 / sqrt(C), or 1 if the queries already contain it; tf32: round float32 to TF32, which
     takes one product instead of three (see `mode`); where, checked: as for cuda.module; on: the GPU to choose the tile
-    for, by default the present one. Raises NanoEulerError for arrays that do not fit each other or the kernels. A launch
-    must not run on two streams at once, because Hopper's kernel counts in memory what its blocks have taken.
+    for, by default the present one. Raises NanoEulerError for arrays that do not fit each other or the kernels.
+    A launch must not run on two streams at once: Hopper's kernel counts in memory what its blocks have taken.
     """
     where, on = where or cuda.device(), on or card(where)
     number, batch, time, width = _checked_shapes(out, lse, qkv, heads, groups)
