@@ -3,11 +3,15 @@
     python -m benchmarks.gpu_arch80                # stores data/results/gpu_arch80.json
     python -m benchmarks.gpu_arch80 --quick        # few rounds, printed but not stored
     python -m benchmarks.gpu_arch80 --out FOLDER   # writes the JSON there
+    python -m benchmarks.gpu_arch80 --turing       # float16 and float32 as on a T4: data/results/gpu_arch75.json
 
 The second contestant is the same engine in a process with NANOEULER_ARCH=80: no kernel of the engine uses wgmma or TMA
 there, and attention multiplies with mma.sync, as on GPUs of other generations. cuBLASLt's kernels stay those of the
 GPU. Each contestant has a process of its own, and these take turns as in `benchmarks/gpu_step.py`: `STEPS` steps each,
 timed from an idle GPU to an idle GPU, while the others wait.
+
+With --turing, both contestants are our engine with NANOEULER_ARCH=75: it uses no instruction that a T4 lacks, and at
+most 64 KB of shared memory in a block. The rest is the GPU that is there, so neither time is a T4's figure.
 """
 
 import argparse
@@ -23,6 +27,7 @@ from nanoeuler_lib.engine import flash, program
 from tools.notebooks.results import FOLDER, ROOT, machine, save
 
 WITHOUT = "NanoEuler, NANOEULER_ARCH=80"
+TURING = {US: "float16", f"{US}, float32": "float32"}  # contestant: its precision
 ROWS, PRECISION = 64, "bfloat16"
 
 
@@ -77,16 +82,19 @@ def answer(value) -> None:
     print("answer", json.dumps(value), flush=True)
 
 
-def measure(config: ModelConfig, rows: int, rounds: int, where: str = "gpu") -> dict:
-    """The row: seconds of a step by contestant, and the kernel of attention of both engines."""
-    workers = {
-        name: Worker(name, config, rows, where, arch=arch) for name, arch in ((US, ""), (WITHOUT, "80"), (PEER, ""))
-    }
+def measure(config: ModelConfig, rows: int, rounds: int, where: str = "gpu", turing: bool = False) -> dict:
+    """The row: seconds of a step by contestant, and capability and kernel of attention of the engines."""
+    if turing:
+        workers = {name: Worker(name, config, rows, where, precision, "75") for name, precision in TURING.items()}
+    else:
+        arches = {US: "", WITHOUT: "80", PEER: ""}
+        workers = {name: Worker(name, config, rows, where, arch=arch) for name, arch in arches.items()}
     try:
-        batches = [None] * (AGREE + STEPS)
-        losses = agreeing(workers, batches[:AGREE], PRECISION)
-        row = row_of(config, PRECISION, rows, losses, in_turns(workers, batches[AGREE:], rounds))
-        return row | {"attention": {name: workers[name].said["attention"] for name in (US, WITHOUT)}}
+        batches, precision = [None] * (AGREE + STEPS), TURING[US] if turing else PRECISION
+        losses = agreeing(workers, batches[:AGREE], precision)
+        row = row_of(config, precision, rows, losses, in_turns(workers, batches[AGREE:], rounds))
+        said = {name: worker.said for name, worker in workers.items() if name != PEER}
+        return row | {what: {name: one[what] for name, one in said.items()} for what in ("attention", "capability")}
     finally:
         for worker in workers.values():
             worker.end()
@@ -96,22 +104,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few rounds, nothing is stored")
     parser.add_argument("--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results")
+    parser.add_argument("--turing", action="store_true", help="float16 beside float32, with the kernels of a T4")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         return work(options.worker)
-    import torch
+    gpu, rounds, config = machine()["gpu"], 2 if options.quick else ROUNDS, {"steps": STEPS}
+    row = measure(preset("base"), ROWS, rounds, turing=options.turing)
+    if options.turing:
+        assert set(row["capability"].values()) == {75}, f"NANOEULER_ARCH=75 had no effect: {row['capability']}"
+    else:
+        import torch
 
-    gpu, rounds = machine()["gpu"], 2 if options.quick else ROUNDS
-    print(f"{gpu}, PyTorch {torch.__version__}; a step of base, {ROWS} rows: milliseconds, and the others' over ours")
-    row = measure(preset("base"), ROWS, rounds)
-    assert row["attention"][US] != row["attention"][WITHOUT], f"no Hopper kernel ran: {row['attention']}"
-    print(
-        "  ".join(f"{name} {time:.2f}" for name, time in row["milliseconds"].items()), row["speedup"], row["attention"]
-    )
+        assert row["attention"][US] != row["attention"][WITHOUT], f"no Hopper kernel ran: {row['attention']}"
+        config["torch"] = torch.__version__
+    print(f"{gpu}{', not a T4' if options.turing else ''}; a step of base, {ROWS} rows: milliseconds")
+    print("  ".join(f"{name} {time:.2f}" for name, time in row["milliseconds"].items()), row["attention"])
     if not options.quick:
-        config = {"gpu": gpu, "torch": torch.__version__, "steps": STEPS, "rounds": rounds}
-        save("gpu_arch80", config, [row], options.out)
+        config |= {"gpu": gpu, "rounds": rounds}
+        save("gpu_arch75" if options.turing else "gpu_arch80", config, [row], options.out)
 
 
 if __name__ == "__main__":

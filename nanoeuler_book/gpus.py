@@ -257,7 +257,7 @@ def attention_times() -> dict[str, tuple[float, float]]:
 
 
 def without_bfloat16() -> str:
-    """Return the times of a step with the kernels of capability 7.5 on a newer GPU: benchmarks/gpu_arch75.py."""
+    """Return the times of a step with the kernels of 7.5 on a newer GPU: benchmarks/gpu_arch80.py --turing."""
     (row,) = results("gpu_arch75")["rows"]
     half, single = row["milliseconds"].values()
     gpu = results("gpu_arch75")["machine"]["gpu"]

@@ -16,7 +16,6 @@ import konigsberg
 from benchmarks import (
     collectives,
     english,
-    gpu_arch75,
     gpu_arch80,
     gpu_decode,
     gpu_flash_step,
@@ -75,8 +74,8 @@ def test_gpu_arch80():
 
 @pytest.mark.full
 def test_gpu_arch75():
-    row = gpu_arch75.measure(TINY, rows=2, rounds=2, where="cpu")
-    names = list(gpu_arch75.WAYS)
+    row = gpu_arch80.measure(TINY, rows=2, rounds=2, where="cpu", turing=True)
+    names = list(gpu_arch80.TURING)
     assert list(row["rounds"]) == list(row["attention"]) == names
     assert ["<__half, CORES" in row["attention"][name] for name in names] == [True, False]
 
