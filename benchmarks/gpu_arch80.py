@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few rounds, nothing is stored")
     parser.add_argument("--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results")
-    parser.add_argument("--turing", action="store_true", help="float16 beside float32, with the kernels of a T4")
+    parser.add_argument("--turing", action="store_true", help="float16 compared with float32, with the kernels of a T4")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
